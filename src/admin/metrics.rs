@@ -5,6 +5,7 @@ use std::sync::Arc;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::limits::{BufferMetrics, OpenConnections};
+use crate::mirror::{FreshnessMetrics, PrefixMetrics};
 use crate::proxy::metrics::ProxyMetrics;
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::metric_group;
@@ -24,6 +25,8 @@ pub(super) struct ShownMetrics {
     pub(super) proxy: ProxyMetrics,
     pub(super) buffers: Arc<BufferMetrics>,
     pub(super) connections: Arc<OpenConnections>,
+    pub(super) freshness: Arc<FreshnessMetrics>,
+    pub(super) prefixes: Arc<PrefixMetrics>,
     pub(super) tls: Arc<TlsMetrics>,
     /// Metrics of calls and of the process.
     pub(super) process: Arc<Metrics>,
@@ -35,6 +38,8 @@ impl ShownMetrics {
             proxy: ProxyMetrics::new(metrics),
             buffers: metrics.group(),
             connections: metrics.group(),
+            freshness: metrics.group(),
+            prefixes: metrics.group(),
             tls: metrics.group(),
             process: Arc::clone(metrics),
         }

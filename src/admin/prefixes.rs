@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::metrics::ShownMetrics;
 use crate::mirror::{Mirrors, prefix_sizes};
-use crate::telemetry::Telemetry;
 use crate::telemetry::prefixes::PrefixCounts;
 
 /// Shortest time between two determinations.
@@ -66,14 +66,14 @@ impl Prefixes {
     }
 
     /// The prefixes that cost most, the most costly first.
-    pub(super) fn top(&self, mirrors: &Mirrors, telemetry: &Telemetry) -> Arc<Vec<PrefixStatus>> {
+    pub(super) fn top(&self, mirrors: &Mirrors, metrics: &ShownMetrics) -> Arc<Vec<PrefixStatus>> {
         let mut last = self.last.lock();
         let now = Instant::now();
         let since = last.at.map(|at| now.duration_since(at));
         if self.top == 0 || since.is_some_and(|since| since < INTERVAL) {
             return Arc::clone(&last.found);
         }
-        let counters = &telemetry.metrics.mirrors.prefixes;
+        let counters = &metrics.prefixes.counters;
         let sizes = prefix_sizes(mirrors.all());
         counters.replace(
             sizes
@@ -112,12 +112,12 @@ impl Prefixes {
     }
 
     /// Exports the prefixes that cost most as metrics.
-    pub(super) fn export(&self, mirrors: &Mirrors, telemetry: &Telemetry) {
-        let top = self.top(mirrors, telemetry);
+    pub(super) fn export(&self, mirrors: &Mirrors, metrics: &ShownMetrics) {
+        let top = self.top(mirrors, metrics);
         let prefixes = top
             .iter()
             .map(|status| (&*status.prefix, status.keys, status.bytes, status.counts));
-        telemetry.metrics.prefixes.export(prefixes);
+        metrics.prefixes.export(prefixes);
     }
 }
 

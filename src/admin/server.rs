@@ -233,7 +233,7 @@ impl Page {
                 let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
                 handles.upstream.export(metrics);
-                handles.prefixes.export(&handles.mirrors, &handles.telemetry);
+                handles.prefixes.export(&handles.mirrors, &handles.metrics);
                 let mut clients = handles.telemetry.clients.figures();
                 clients.truncate(handles.client_metrics_top);
                 metrics.clients.export(&clients);

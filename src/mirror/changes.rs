@@ -54,8 +54,8 @@ impl Mirrors {
     }
 
     fn add(self: &Arc<Self>, scope: Scope) {
-        let metrics = self.telemetry.metrics.mirrors.mirror(&scope.name());
-        let mirror = Mirror::new(scope, Arc::clone(&self.cluster_state), metrics);
+        let cluster_state = Arc::clone(&self.cluster_state);
+        let mirror = Mirror::new(scope, cluster_state, &self.telemetry.metrics);
         tracing::info!(
             mirror = mirror.name,
             "a mirror was added; its reads go to etcd until it is loaded"

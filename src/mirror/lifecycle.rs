@@ -21,6 +21,7 @@ use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::view::{Ended, Epoch, Mirror};
 use super::watch_hub;
@@ -73,7 +74,8 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
 /// continue at etcd.
 fn remove(mirrors: &Mirrors, mirror: &Mirror) {
     let _ = mirror.end_epoch(mirror.epoch(), Reason::NotMirrored);
-    mirrors.telemetry.metrics.mirrors.forget(&mirror.name);
+    let all = mirrors.telemetry.metrics.group::<MirrorsMetrics>();
+    all.forget(&mirror.name);
 }
 
 /// Runs a mirror's lifecycle. After a panic its contents may be inconsistent, so they are dropped at once.
@@ -120,8 +122,7 @@ impl Lifecycle<'_> {
     /// until another attempt makes sense and returns its cause.
     async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<LoadedBy, LoadCause> {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
-        let metrics = &mirrors.telemetry.metrics.mirrors;
-        metrics.record_reload(&mirror.name, cause.as_str());
+        mirror.metrics.reloads.of(cause.as_str()).inc();
         let began = Instant::now();
         let span_name = if cause == LoadCause::Start {
             "load"

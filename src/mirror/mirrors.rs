@@ -67,12 +67,11 @@ impl Mirrors {
         stop: &CancellationToken,
     ) -> Mirrors {
         let flags = live.load();
-        let cluster_state = Arc::new(ClusterState::new(telemetry.metrics.unreadable.clone()));
+        let cluster_state = Arc::new(ClusterState::new(telemetry.metrics.group()));
         let slots = scopes(&flags.cache_prefix, &flags.no_cache_prefix)
             .into_iter()
             .map(|scope| {
-                let mirror_metrics = telemetry.metrics.mirrors.mirror(&scope.name());
-                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics);
+                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), &telemetry.metrics);
                 Slot::new(mirror, Arc::default(), false, stop.child_token())
             });
         let set = MirrorSet::new(slots.collect(), Arc::clone(&cluster_state), live.clone());

@@ -31,7 +31,7 @@ pub(crate) mod fuzzing;
 pub mod history;
 mod lifecycle;
 mod load;
-mod metrics;
+pub(crate) mod metrics;
 mod mirrors;
 mod probe;
 mod set;
@@ -46,7 +46,9 @@ pub mod watch_hub;
 pub use flags::MirrorConfig;
 #[cfg(test)]
 pub(crate) use flags::default_cache_bytes;
-pub use metrics::{STREAM_FALLBACKS, StreamFallbacks};
+pub use metrics::{
+    FreshnessMetrics, PrefixMetrics, QuorumChecks, STREAM_FALLBACKS, StreamFallbacks, Unreadable,
+};
 pub use mirrors::Mirrors;
 pub use stale::StaleView;
 pub use view::{HeldView, HeldViews, PrefixSize, prefix_sizes};
@@ -92,8 +94,9 @@ pub fn start(
     if !interval.is_zero() {
         let verified = Arc::clone(&mirrors);
         spawn(&mirrors, async move {
-            let (set, upstream, telemetry) = (&verified.set, &verified.upstream, &verified.telemetry);
-            restarting("verification", || verify::run(set, upstream, telemetry, interval)).await;
+            let (set, upstream) = (&verified.set, &verified.upstream);
+            let counted = (&*verified.telemetry, &*verified.metrics);
+            restarting("verification", || verify::run(set, upstream, counted, interval)).await;
         });
     }
     let contradicted = Arc::clone(&mirrors);

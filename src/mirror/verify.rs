@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::history::{ClusterState, History};
+use super::metrics::RoomMetrics;
 use super::mirrors::background;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
@@ -76,17 +77,22 @@ struct Difference {
 }
 
 /// Verifies every mirror, each `interval` (with jitter), until cancelled.
-pub(super) async fn run(set: &MirrorSet, upstream: &Upstream, telemetry: &Telemetry, interval: Duration) {
+pub(super) async fn run(
+    set: &MirrorSet,
+    upstream: &Upstream,
+    (telemetry, metrics): (&Telemetry, &RoomMetrics),
+    interval: Duration,
+) {
     loop {
         tokio::time::sleep(jittered(interval)).await;
         for mirror in set.all() {
             let span = background(telemetry, "verify", mirror);
-            let verifying = verify(&set.cluster_state, upstream, telemetry, mirror);
+            let verifying = verify(&set.cluster_state, upstream, metrics, mirror);
             let result = match verifying.await {
                 Ok(Verified::Same) => "same",
                 Ok(Verified::Out) => "out_of_service",
                 Ok(Verified::Different(difference)) => {
-                    telemetry.metrics.mirrors.record_mismatch(&mirror.name);
+                    mirror.metrics.mismatches.inc();
                     tracing::error!(
                         mirror = mirror.name,
                         revision = difference.revision,
@@ -105,10 +111,7 @@ pub(super) async fn run(set: &MirrorSet, upstream: &Upstream, telemetry: &Teleme
                     "failed"
                 }
             };
-            telemetry
-                .metrics
-                .mirrors
-                .record_verification(&mirror.name, result);
+            mirror.metrics.verifications.of(result).inc();
             if let Some(mut span) = span {
                 span.set("rangecache.outcome", result);
                 if result == "different" {
@@ -124,7 +127,7 @@ pub(super) async fn run(set: &MirrorSet, upstream: &Upstream, telemetry: &Teleme
 async fn verify(
     cluster_state: &ClusterState,
     upstream: &Upstream,
-    telemetry: &Telemetry,
+    metrics: &RoomMetrics,
     mirror: &Mirror,
 ) -> Result<Verified, Unverified> {
     let deadline = Instant::now() + RESPONSE_TIMEOUT;
@@ -139,7 +142,7 @@ async fn verify(
             None => return Ok(Verified::Out),
         };
         check_cluster(&cluster_state.current(), &answer.response)?;
-        telemetry.metrics.mirrors.verify_bytes.inc_by(answer.bytes);
+        metrics.verify_bytes.inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // A stale epoch means that the contents were replaced meanwhile: no read is served from them.
             return Ok(match mirror.end_epoch(epoch, Reason::Mismatch) {

@@ -89,10 +89,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         mirrors,
         calls: reads::codes(&all),
         watches: watches(handles, counts.watches),
-        prefixes: handles
-            .prefixes
-            .top(&handles.mirrors, &handles.telemetry)
-            .to_vec(),
+        prefixes: handles.prefixes.top(&handles.mirrors, &handles.metrics).to_vec(),
         clients: {
             let mut shown = clients(handles);
             shown.truncate(clients::SHOWN);
@@ -146,7 +143,7 @@ pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
 
 /// State of a mirror without its past.
 fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
-    let (gauges, metrics) = (&mirror.metrics, &handles.telemetry.metrics);
+    let gauges = &mirror.metrics;
     // The highest revision that etcd is known to have.
     let known = handles.mirrors.cluster_state.known();
     let stale = handles.mirrors.stale_view(mirror);
@@ -167,7 +164,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
         load_keys: unsigned(gauges.load_keys.get()),
         load_bytes: unsigned(gauges.load_bytes.get()),
         events: gauges.events.get(),
-        mismatches: metrics.mirrors.mismatches(&mirror.name),
+        mismatches: gauges.mismatches.get(),
         timeline: Vec::new(),
     }
 }

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use crate::admin::metrics::ShownMetrics;
 use crate::diagnosis::reasons::Source;
-use crate::mirror::Mirrors;
-use crate::telemetry::metrics::{CodeCounts, LatencyCounts, QuorumChecks, Source as AnsweredBy};
+use crate::mirror::{Mirrors, QuorumChecks};
+use crate::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
 use crate::telemetry::{Outcome, Reason};
 
 /// Time that one sample spans.
@@ -80,7 +80,7 @@ impl Counts {
     pub(in crate::admin) fn now(metrics: &ShownMetrics, mirrors: &Mirrors) -> Counts {
         Counts {
             reads: metrics.proxy.reads.by_outcome(),
-            checks: metrics.process.freshness.checks(),
+            checks: metrics.freshness.checks(),
             events: mirrors.all().map(|mirror| mirror.metrics.events.get()).sum(),
             forwarded: metrics.proxy.forwarding.calls.get(),
             codes: metrics.process.calls.by_code(),

@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use super::flags::MirrorConfig;
 use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
+use super::metrics::FreshnessMetrics;
 use crate::cache::ResponseHeader;
 use crate::faults::{self, Fault};
 use crate::flags::Live;
@@ -61,6 +62,7 @@ pub struct Freshness {
     upstream: Arc<Upstream>,
     cluster_state: Arc<ClusterState>,
     telemetry: Arc<Telemetry>,
+    metrics: Arc<FreshnessMetrics>,
     findings: Findings,
     /// `--freshness-timeout`.
     live: Live<MirrorConfig>,
@@ -96,6 +98,7 @@ impl Freshness {
         Freshness {
             upstream,
             cluster_state,
+            metrics: telemetry.metrics.group(),
             telemetry,
             findings,
             live,
@@ -205,10 +208,7 @@ impl Freshness {
             Ok(_) | Err(Unproven::Compacted(_)) => "granted",
             Err(Unproven::For(reason)) => reason.as_str(),
         };
-        self.telemetry
-            .metrics
-            .freshness
-            .record_authorization(result_name, began.elapsed());
+        self.metrics.record_authorization(result_name, began.elapsed());
         result
     }
 
@@ -333,10 +333,7 @@ impl Freshness {
             Ok(_) | Err(Unproven::Compacted(_)) => Ok(()),
             Err(Unproven::For(reason)) => Err(reason),
         };
-        self.telemetry
-            .metrics
-            .freshness
-            .record_check(counted, reads, began.elapsed());
+        self.metrics.record_check(counted, reads, began.elapsed());
         if let Some(mut span) = span {
             span.span_kind = SpanKind::Client;
             span.set_count("rangecache.reads", reads);

@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use super::auth_state::{Auth, AuthChange, AuthState};
 use super::known::{Before, History, HistoryId};
 use crate::cache::ResponseHeader;
-use crate::telemetry::metrics::{Unreadable, UnreadableMetrics};
+use crate::mirror::metrics::{Unreadable, UnreadableMetrics};
 
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ pub struct ClusterState {
     checked_by: LatestInstant,
     /// Notified when a response to a client has replaced the history: the mirrors are to be dropped.
     contradicted: Notify,
-    metrics: UnreadableMetrics,
+    metrics: Arc<UnreadableMetrics>,
 }
 
 /// The latest of several times.
@@ -93,14 +93,14 @@ impl LatestInstant {
 
 impl Default for ClusterState {
     fn default() -> Self {
-        ClusterState::new(UnreadableMetrics::default())
+        ClusterState::new(Arc::default())
     }
 }
 
 impl ClusterState {
     /// State of which nothing is known. `metrics` count the responses whose revision cannot be read.
     #[must_use]
-    pub fn new(metrics: UnreadableMetrics) -> ClusterState {
+    pub fn new(metrics: Arc<UnreadableMetrics>) -> ClusterState {
         let born = Instant::now();
         ClusterState {
             history: ArcSwap::from_pointee(History::new(HistoryId::FIRST)),

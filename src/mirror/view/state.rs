@@ -32,8 +32,9 @@ use super::past_revisions::PastRevisions;
 use crate::cache::{AtError, Change, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::mirror::history::{ClusterState, History, HistoryId, RecentEvents};
-use crate::telemetry::Reason;
-use crate::telemetry::metrics::MirrorMetrics;
+use crate::mirror::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
+use crate::telemetry::prefixes::PrefixCounters;
+use crate::telemetry::{Metrics, Reason};
 
 /// Keys at one revision; immutable.
 #[derive(Clone, Debug)]
@@ -139,6 +140,8 @@ pub struct Mirror {
     pub name: String,
     /// Metrics of this mirror.
     pub metrics: MirrorMetrics,
+    /// Events by prefix, of all mirrors.
+    prefixes: PrefixCounters,
     cluster_state: Arc<ClusterState>,
     state: ArcSwap<State>,
     /// Locked by the feed for each batch of events, and by readers of past revisions. Held only briefly and never while
@@ -181,12 +184,14 @@ impl Mirror {
     pub(in crate::mirror) fn new(
         scope: Scope,
         cluster_state: Arc<ClusterState>,
-        metrics: MirrorMetrics,
+        metrics: &Metrics,
     ) -> Mirror {
+        let name = scope.name();
         Mirror {
-            name: scope.name(),
+            metrics: metrics.group::<MirrorsMetrics>().of(&name),
+            prefixes: metrics.group::<PrefixMetrics>().counters.clone(),
+            name,
             scope,
-            metrics,
             state: ArcSwap::from_pointee(State::Out {
                 reason: Reason::Loading,
                 last: None,

@@ -31,9 +31,12 @@ pub(super) struct Bench {
 
 impl Bench {
     pub(super) fn new(limits: HistoryLimits) -> Bench {
-        let metrics = Metrics::default().mirrors.mirror("everything");
         let cluster_state = Arc::<ClusterState>::default();
-        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), metrics);
+        let mirror = Mirror::new(
+            Scope::prefix(b""),
+            Arc::clone(&cluster_state),
+            &Metrics::default(),
+        );
         let mirror = Arc::new(mirror);
         let hub = Arc::<WatchHub>::default();
         hub.set_bounds(HubBounds {

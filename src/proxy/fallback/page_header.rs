@@ -62,7 +62,7 @@ pub(super) fn check_list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::Unreadable;
+    use crate::mirror::Unreadable;
 
     const CHECKED: ResponseHeader = ResponseHeader {
         cluster_id: 1,

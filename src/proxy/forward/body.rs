@@ -13,10 +13,11 @@ use super::shutdown::StopSignal;
 use crate::cache::Rope;
 use crate::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
 use crate::limits::{BudgetExceeded, CallBytes};
+use crate::mirror::Unreadable;
 use crate::mirror::history::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
-use crate::telemetry::metrics::{Source, Unreadable};
+use crate::telemetry::metrics::Source;
 use crate::upstream::{BoxError, InFlight};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).

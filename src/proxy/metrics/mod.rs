@@ -16,7 +16,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
 use crate::limits::TurnsMetrics;
-use crate::mirror::StreamFallbacks;
+use crate::mirror::{PrefixMetrics, StreamFallbacks};
 use crate::telemetry::metrics::metric_group;
 use crate::telemetry::prefixes::PrefixCounters;
 use crate::telemetry::{Metrics, Telemetry};
@@ -98,7 +98,7 @@ impl ProxyMetrics {
             stream_fallbacks: metrics.group(),
             refusals: metrics.group(),
             responses: metrics.group(),
-            prefixes: metrics.mirrors.prefixes.clone(),
+            prefixes: metrics.group::<PrefixMetrics>().counters.clone(),
         }
     }
 }

@@ -3,18 +3,12 @@
 
 mod calls;
 mod clients;
-mod freshness;
 mod group;
-mod labels;
 mod latency;
 mod methods;
-mod mirrors;
-mod prefixes;
 mod process;
-mod register;
 #[cfg(target_os = "linux")]
 mod resources;
-mod unreadable;
 
 use std::sync::Arc;
 
@@ -24,29 +18,17 @@ use parking_lot::Mutex;
 use super::exposition::{self, Format};
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use clients::ClientMetrics;
-pub use freshness::{FreshnessMetrics, QuorumChecks};
 pub(crate) use group::metric_group;
 pub use group::{By, Counted, Declared, FloatGauge, MetricGroup, Registrar, Within, gauge};
 pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
-pub use mirrors::{MirrorMetrics, MirrorsMetrics};
-pub use prefixes::PrefixMetrics;
 pub use process::ProcessMetrics;
-pub use unreadable::{Unreadable, UnreadableMetrics};
 
 /// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     /// Every call of clients.
     pub calls: Arc<CallMetrics>,
-    /// Responses whose revision could not be read.
-    pub unreadable: UnreadableMetrics,
-    /// Quorum checks and authorizations.
-    pub freshness: FreshnessMetrics,
-    /// Mirrors.
-    pub mirrors: MirrorsMetrics,
-    /// Prefixes that cost most.
-    pub prefixes: PrefixMetrics,
     /// Clients that cost most.
     pub clients: ClientMetrics,
     /// Tasks, panics and configured limits.
@@ -71,13 +53,8 @@ impl Metrics {
         process.set_build();
         let calls = Arc::new(CallMetrics::register(&mut registrar));
         let clients = ClientMetrics::register(&mut registrar);
-        let registry = registrar.registry.sub_registry_with_prefix("rangecache");
         Metrics {
             calls,
-            unreadable: UnreadableMetrics::new(registry),
-            freshness: FreshnessMetrics::new(registry),
-            mirrors: MirrorsMetrics::new(registry),
-            prefixes: PrefixMetrics::new(registry),
             clients,
             process,
             groups: Mutex::new((Groups::default(), registrar)),
@@ -110,6 +87,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::mirror::metrics::MirrorsMetrics;
     use crate::proxy::metrics::{ProxyMetrics, ReadMetrics};
     use crate::server::ConnectionMetrics;
     use crate::telemetry::outcome::{Kind, Outcome, Read, Reason};
@@ -200,7 +178,7 @@ mod tests {
             Duration::ZERO,
             Duration::from_millis(1),
         );
-        metrics.mirrors.mirror("/").revision.set(7);
+        MirrorsMetrics::of(&metrics.group(), "/").revision.set(7);
         let text = metrics.encode(Format::OpenMetrics);
         for line in [
             "rangecache_range_total{outcome=\"hit\",reason=\"linearizable\"} 1",

@@ -89,9 +89,9 @@ impl Mirror {
         let Some(last) = changes.last() else {
             return Err(StaleEpoch);
         };
-        if !self.metrics.prefixes.is_empty() {
+        if !self.prefixes.is_empty() {
             for prefix in changes.iter().filter_map(|change| figure_prefix(change.key())) {
-                self.metrics.prefixes.record_write(prefix);
+                self.prefixes.record_write(prefix);
             }
         }
         let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());

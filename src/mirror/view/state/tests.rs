@@ -17,11 +17,7 @@ const LOADED: i64 = 10;
 type Model = BTreeMap<Vec<u8>, i64>;
 
 fn mirror() -> Arc<Mirror> {
-    let mirror = Mirror::new(
-        Scope::prefix(b""),
-        Arc::default(),
-        Metrics::default().mirrors.mirror("everything"),
-    );
+    let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
     Arc::new(mirror)
 }
 
