@@ -6,6 +6,7 @@
 //! | `server` | [`Admin`]: paths and responses |
 //! | `control` | requests that change the process |
 //! | `handles` | handles to the rooms whose state responses report |
+//! | `metrics` | metrics of this room, and those of others that the pages show |
 //! | `pace` | bound on requests per second |
 //! | `renderings` | bounds on pages: how many per second, and their memory until they are read |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
@@ -15,7 +16,8 @@
 //! | `checks` | findings, gates and used bounds |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!
-//! This room imports `mirror`, `upstream`, `server`, `diagnosis`, `reload`, `telemetry` and `config`; only `main` imports it.
+//! This room imports `proxy` (its metrics), `mirror`, `upstream`, `server`, `limits`, `tls`, `diagnosis`, `reload`, `telemetry` and
+//! `config`; only `serve` imports it.
 //! No response waits for a mirror or delays one.
 
 mod checks;

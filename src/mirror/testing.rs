@@ -19,12 +19,13 @@ use super::set::{MirrorSet, Slot};
 use super::view::Mirror;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store};
-use crate::config::{Config, LiveConfig};
+use crate::config::Config;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
     Event, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader, WatchCreateRequest,
     WatchRequest, WatchResponse,
 };
+use crate::flags::Live;
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Telemetry;
 use crate::tls::Connector;
@@ -292,11 +293,10 @@ impl Bench {
         let upstream = Upstream::start(urls, &Connector::plaintext(), true, credentials, &tasks, &stop);
         let telemetry = Telemetry::default();
         let cluster_state = Arc::<ClusterState>::default();
-        let metrics = telemetry.metrics.mirrors.mirror("everything");
-        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), metrics);
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry.metrics);
         let slot = Slot::new(mirror, Arc::default(), false, stop.child_token());
         let flags = ["rangecache", "--cache-max-bytes", max_bytes];
-        let live = LiveConfig::new(Config::try_parse_from(flags).unwrap(), Vec::new());
+        let live = Live::new(Config::try_parse_from(flags).unwrap().mirror);
         Bench {
             etcd,
             set: MirrorSet::new(vec![slot], cluster_state, live),

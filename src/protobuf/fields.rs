@@ -1,7 +1,6 @@
 //! [`FieldReader`] and [`Fields`]: the fields of a message one after the other, in the order in which they are encoded.
 
-use super::varint::{VarintReader, to_usize};
-use super::{FIXED_32, FIXED_64, LENGTH_DELIMITED, Malformed, VARINT};
+use super::wire::{FIXED_32, FIXED_64, LENGTH_DELIMITED, Malformed, VARINT, VarintReader, to_usize};
 
 /// Value of a field. `T` stands for the bytes of values that are not varints: a slice, or their number alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

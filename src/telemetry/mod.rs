@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `metrics` | every metric, in one file per room |
+//! | `metrics` | declarations of metrics; calls, clients, the process |
 //! | `outcome` | outcomes and reasons: label values |
 //! | `clients` | clients: who they are, and what they cost |
 //! | `prefixes` | reads, writes and watches by prefix |

@@ -145,6 +145,17 @@ impl Reader {
         }
     }
 
+    /// Reads the names of structs that a macro declares, as `metric_group!` does.
+    fn read_structs(&mut self, tokens: TokenStream) {
+        let idents = tokens.into_iter().filter_map(|token| match token {
+            TokenTree::Ident(ident) => Some(ident.to_string()),
+            _ => None,
+        });
+        let idents: Vec<_> = idents.collect();
+        let declared = idents.windows(2).filter(|pair| pair[0] == "struct");
+        self.file.defined.extend(declared.map(|pair| pair[1].clone()));
+    }
+
     /// Reads an `impl` block, whose methods may call those of the type in other files.
     fn read_impl(&mut self, block: &syn::ItemImpl) {
         if let syn::Type::Path(of) = &*block.self_ty {
@@ -194,6 +205,10 @@ impl<'ast> Visit<'ast> for Reader {
             }
             Item::Use(used) => self.read_use(&used.tree, &[], used.span().start().line),
             Item::Impl(block) => self.read_impl(block),
+            Item::Macro(called) if called.ident.is_none() => {
+                self.read_structs(called.mac.tokens.clone());
+                visit::visit_item(self, item);
+            }
             _ => {
                 self.file.defined.extend(name.map(ToString::to_string));
                 visit::visit_item(self, item);

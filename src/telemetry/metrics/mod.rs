@@ -1,5 +1,13 @@
-//! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
-//! text.
+//! What rooms declare their metrics with, and the metrics of calls, clients and the process.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `group` | [`metric_group!`]: declarations; [`By`], metrics by labels; [`Counted`] |
+//! | `latency` | [`Latency`]: histograms without locks, and their quantiles |
+//! | `calls`, `methods`, `clients` | calls by method, status and source; clients that cost most |
+//! | `process`, `resources` | the process |
+//!
+//! All other metrics are in the `metrics.rs` of the room that counts them.
 
 mod calls;
 mod clients;
@@ -24,7 +32,8 @@ pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
 pub use process::ProcessMetrics;
 
-/// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
+/// Registry of all metrics of the process, which begin with `rangecache_`; its resources begin with `process_`. Shared behind an
+/// `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     /// Every call of clients.
@@ -43,7 +52,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Registers every metric.
+    /// Registers the metrics of this room.
     #[must_use]
     pub fn new() -> Metrics {
         let mut registrar = Registrar::default();

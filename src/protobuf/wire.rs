@@ -1,6 +1,18 @@
-//! Reading and writing of varints and lengths.
+//! Wire types, and the reading and writing of varints and lengths.
 
-use super::Malformed;
+/// Wire type of a varint.
+pub const VARINT: u64 = 0;
+/// Wire type of a value of 8 bytes.
+pub const FIXED_64: u64 = 1;
+/// Wire type of a length and as many bytes.
+pub const LENGTH_DELIMITED: u64 = 2;
+/// Wire type of a value of 4 bytes.
+pub const FIXED_32: u64 = 5;
+
+/// Refusal of bytes that are not protobuf, or end within a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a protobuf message, or a part of one")]
+pub struct Malformed;
 
 /// A count or length as an index; saturates where memory cannot hold that many items anyway.
 #[must_use]
