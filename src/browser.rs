@@ -21,7 +21,7 @@ const CORS_HEADERS: [HeaderName; 6] = [
     header::ACCESS_CONTROL_MAX_AGE,
 ];
 
-/// Which web pages may send requests, and under which names rangecache may be called.
+/// Host names under which rangecache may be called, and origins of the web pages that may send requests.
 #[derive(Clone, Debug, Default)]
 pub struct BrowserRules {
     /// Lower-case host names, without ports; `*` permits every name.
@@ -67,7 +67,7 @@ impl BrowserRules {
         }
     }
 
-    /// The same names, and no page at all.
+    /// Returns rules with these host names and no origin: no web page may send requests.
     #[must_use]
     pub fn without_origins(&self) -> BrowserRules {
         BrowserRules {

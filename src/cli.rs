@@ -50,7 +50,7 @@ pub enum Task {
     Man,
 }
 
-/// What to serve with.
+/// Configuration of `rangecache serve`, with the source of each value.
 #[derive(Clone, Debug)]
 pub struct Serving {
     /// The flags.

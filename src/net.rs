@@ -53,7 +53,7 @@ pub fn set_corked(stream: &Stream, corked: bool) {
     let _ = (stream, corked);
 }
 
-/// How a client's request came.
+/// Transport by which a client's request arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transport {
     /// Whether the connection has TLS.

@@ -23,7 +23,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for a reload as its caller sees it.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What a reload has changed, each as `flag: old → new`.
+/// Flags that a reload has changed, each as `flag: old → new`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Reloaded {
     /// In effect.

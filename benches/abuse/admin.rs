@@ -16,7 +16,7 @@ const REQUESTS: usize = 16;
 /// Time after which a connection with its requests is closed.
 const ABANDONED_AFTER: Duration = Duration::from_millis(20);
 
-/// What a connection does.
+/// Activity of a misbehaving connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Admin {
     /// Is closed before its requests are answered.

@@ -50,7 +50,7 @@ pub(crate) enum Mode {
     Attack(Attack),
 }
 
-/// What a misbehaving process does, and to whom.
+/// Attacks of a misbehaving process, and their targets.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Attack {
     /// Behaviours, all at once
@@ -70,12 +70,12 @@ pub(crate) struct Attack {
     pub(crate) connections: usize,
 }
 
-/// What a client can do to a server.
+/// Misuse of a server by a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Behaviour {
     /// Calls held open with 12 KiB of headers each, sent as references of one byte to HPACK's table
     HeaderBlocks,
-    /// The same with 1 MiB of headers
+    /// Calls held open with 1 MiB of headers each, sent as references of one byte to HPACK's table
     HugeHeaderBlocks,
     /// Watches held open with 240 header fields each, sent as references of one byte to HPACK's table
     WatchHeaders,

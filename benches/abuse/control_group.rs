@@ -50,7 +50,7 @@ impl ControlGroup {
         self.0.join("cgroup.procs")
     }
 
-    /// How often the kernel has killed a process of the group because of its limit.
+    /// Number of times that the kernel has killed a process of the group because of its limit.
     pub(crate) fn kills(&self) -> Result<u64> {
         let text = ["memory.oom_control", "memory.events"]
             .iter()

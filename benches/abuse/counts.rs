@@ -1,4 +1,4 @@
-//! What the misbehaving client has done so far, and how soon it connects again.
+//! Counts of the misbehaving client so far, and its pause before it connects again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Pause before a closed connection is replaced.
 pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 
-/// What happened so far.
+/// Counts so far.
 #[derive(Default)]
 pub(crate) struct Counts {
     /// Connections opened.

@@ -29,7 +29,7 @@ const SLOW_BYTES_PER_SECOND: u32 = 1_000;
 /// Pause after a call that the server has refused, before the next one.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// What each call of a connection does.
+/// Course of each call of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Held {
     /// Stays open.

@@ -83,7 +83,7 @@ pub(crate) type Phase = [Latencies; 4];
 /// The honest clients' connections.
 #[derive(Clone)]
 pub(crate) struct Honest {
-    /// One of each client, which take turns.
+    /// Connections for gets, one of each client, used in turn.
     gets: Arc<[Client]>,
     lists: Client,
     tls_url: String,

@@ -1,4 +1,4 @@
-//! One behaviour after another: the honest client before, while and after, and what rangecache held.
+//! Measurement of each behaviour in turn: the honest client before, during and after it, and resources of rangecache.
 
 use std::path::PathBuf;
 use std::process::Stdio;

@@ -36,7 +36,7 @@ const CALLS_PER_CONNECTION: usize = 1_000;
 /// Frames written at once by a flood.
 const FLOOD_BATCH: usize = 256;
 
-/// What a connection does.
+/// Activity of a misbehaving connection.
 #[derive(Clone, Copy)]
 pub(crate) enum Raw {
     /// Holds calls open whose header list is this many references to a value of [`TABLE_VALUE_BYTES`].
@@ -61,7 +61,7 @@ pub(crate) async fn run(address: String, raw: Raw, counts: Arc<Counts>) {
     }
 }
 
-/// What the reading half reports.
+/// Report of the reading half.
 enum Event {
     /// The server has ended or reset this call.
     Ended(u32),

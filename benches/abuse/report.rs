@@ -11,7 +11,7 @@ const P99_RATIO: f64 = 3.0;
 /// Descriptors and tasks that may come and go by themselves.
 const SLACK: f64 = 8.0;
 
-/// What rangecache uses.
+/// Resources that rangecache uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
     pub(crate) rss_bytes: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Usage {
 /// Before, while and after a behaviour.
 pub(crate) type Phases = [Phase; 3];
 
-/// What one behaviour did.
+/// Result of one behaviour.
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) phases: Phases,

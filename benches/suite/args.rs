@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Run only these cases, P1 to P27, STREAMS, PAST and JSON [default: all]
     #[arg(value_name = "CASES=P1,P5", value_parser = parse_cases_argument)]
     cases_argument: Option<CaseList>,
-    /// The same, from the environment
+    /// Run only these cases, given as an option or by the environment
     #[arg(long = "cases", value_name = "LIST", env = "CASES", hide_short_help = true, value_parser = parse_cases)]
     cases: Option<CaseList>,
     /// Measure every target this many times, in turns

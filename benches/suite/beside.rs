@@ -12,8 +12,8 @@ use crate::watchers::Watchers;
 
 /// Streams of one connection.
 const PER_CONNECTION: usize = 250;
-/// What the watchers watch, in turns: pods are written in no case; the cases that write have a
-/// thousand keys each, so that about a third of their puts has one watcher.
+/// Prefixes of the watched ranges, in turns: pods are written in no case; the cases that write have a thousand keys each,
+/// so that about a third of their puts has one watcher.
 const PREFIXES: [&str; 3] = [
     "/registry/pods/namespace-00/object-",
     "/registry/leases/object-",

@@ -86,7 +86,7 @@ pub(crate) enum CallError {
     },
 }
 
-/// One HTTP/2 connection to a target; dropping it closes it.
+/// HTTP/2 connection to a target; dropping it closes it.
 pub(crate) struct Connection {
     send: SendRequest<Bytes>,
     requests: [Request<()>; 5],

@@ -13,7 +13,7 @@ const BLOCK_DEADLINE: Duration = Duration::from_secs(120);
 /// Errors after which a worker stops.
 const ERRORS_PER_WORKER: u64 = 100;
 
-/// One call, encoded.
+/// Encoded call, with the size of its expected response.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
     /// Method to call.

@@ -41,7 +41,7 @@ pub(crate) struct Block {
     pub(crate) cpu_etcd_ns: u64,
     /// Figures specific to one case, by name.
     pub(crate) extra: BTreeMap<&'static str, f64>,
-    /// The same with watchers open beside the load.
+    /// Result with watchers open next to the load.
     pub(crate) beside: Option<Box<Block>>,
 }
 

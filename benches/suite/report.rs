@@ -54,7 +54,7 @@ fn digits(value: f64) -> String {
     }
 }
 
-/// One condition of a goal.
+/// Condition of a goal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
     /// At least this factor better than etcd itself.
@@ -96,7 +96,7 @@ impl Stat {
     }
 }
 
-/// One row of the table.
+/// Row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     /// Number of the goal.

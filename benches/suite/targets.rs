@@ -1,4 +1,4 @@
-//! One etcd with the proxies in front of it: the targets that the cases drive.
+//! etcd with the proxies in front of it: the targets that the cases drive.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,22 +1,22 @@
 //! WatchResponses read without decoding them as a whole: the load generator shares the servers' cores.
 
-/// One WatchResponse.
+/// WatchResponse, decoded only in part.
 #[derive(Debug, Default)]
 pub(crate) struct Response<'a> {
     /// Revision in its header.
     pub(crate) revision: i64,
     /// Id of the watcher.
     pub(crate) watch_id: i64,
-    /// It answers a create.
+    /// Whether it answers a create.
     pub(crate) created: bool,
-    /// It ends the watcher.
+    /// Whether it ends the watcher.
     pub(crate) canceled: bool,
     /// Revision up to which etcd has compacted what the watcher needs; 0 unless that ends it.
     pub(crate) compact_revision: i64,
     message: &'a [u8],
 }
 
-/// What the soak and the cases need of an event.
+/// Parts of an event that the soak and the cases need.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {
     /// The event's key.

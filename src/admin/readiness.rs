@@ -16,7 +16,7 @@ pub(super) fn is_ready(handles: &Handles) -> bool {
             .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
 }
 
-/// One line per reason to forward reads, and one per mirror.
+/// Returns one line per reason to forward reads, and one per mirror.
 pub(super) fn describe(handles: &Handles) -> String {
     let mut lines = Vec::new();
     if handles.draining.is_cancelled() {

@@ -1,4 +1,4 @@
-//! One key-value pair, stored once, in the encoding in which it is sent.
+//! Key-value pair, stored once, in the encoding in which it is sent.
 
 use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
 

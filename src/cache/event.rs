@@ -93,7 +93,7 @@ impl WatchFields<'_> {
     }
 }
 
-/// One event as one watcher gets it.
+/// Event as a watcher gets it.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchEvent<'a> {
     change: &'a Change,

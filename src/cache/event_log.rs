@@ -21,7 +21,7 @@ pub enum ChangeKind {
     Delete,
 }
 
-/// One event of etcd's watch.
+/// Event of etcd's watch.
 #[derive(Clone, Debug)]
 pub struct Change {
     /// Whether the key was put or deleted.
@@ -108,10 +108,10 @@ pub struct EventLog {
     follower: Option<Follower>,
 }
 
-/// What takes every event of the log.
+/// Reader that takes every event of the log.
 #[derive(Debug)]
 struct Follower {
-    /// It has taken the events up to this revision.
+    /// Revision up to which the events were taken.
     taken: i64,
     missed: Missed,
 }

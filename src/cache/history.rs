@@ -17,8 +17,8 @@ use super::{
 /// etcd's revision before the first write: it has no event.
 const EMPTY_REVISION: i64 = 1;
 
-/// One segment may take this fraction of the window's bytes or age before the next one begins: trimming drops whole
-/// segments, and should not drop much more than it must. Rebuilt past revisions together may take as many bytes.
+/// Divisor of the window's bytes and age: once a segment takes that part of either, the next one begins. Trimming drops
+/// whole segments, and should not drop much more than it must. Rebuilt past revisions together may take as many bytes.
 const SEGMENT_FRACTION: u32 = 8;
 
 /// Bounds on history; all of them hold at once.

@@ -98,7 +98,7 @@ pub(super) enum Body {
 #[derive(Clone)]
 pub(super) struct Inner {
     pub(super) slots: Vec<Slot>,
-    /// One fewer than slots: separator i is above every key of slot i and not above any key of slot i + 1.
+    /// Separator i is above every key of slot i and not above any key of slot i + 1; there is one fewer than slots.
     pub(super) separators: Separators,
 }
 

@@ -79,7 +79,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
         || name.split_once("_PORT_").is_some_and(ports)
 }
 
-/// Where the value of a flag comes from.
+/// Source of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The command line.
@@ -118,7 +118,7 @@ impl Source {
 pub struct Setting {
     /// Flag, without its dashes.
     pub flag: String,
-    /// Where the value comes from.
+    /// Source of the value: command line, environment, flags file or default.
     pub source: Source,
     value: Option<String>,
     is_secret: bool,

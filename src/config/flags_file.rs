@@ -21,7 +21,7 @@ pub struct FlagsFile {
     entries: Vec<Entry>,
 }
 
-/// One line of the file. `Debug` omits the value, which may be a secret.
+/// Line of the file that sets a flag. `Debug` omits the value, which may be a secret.
 #[derive(Clone)]
 struct Entry {
     line: usize,
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Entry {
 /// Why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagsFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("--flags-file {} cannot be read: {error}", path.display())]
     Unreadable {
         /// The file.

@@ -54,9 +54,9 @@ pub struct LiveConfig {
     config: Live<Config>,
     /// Every flag with its value and where that comes from.
     settings: Live<Vec<Setting>>,
-    /// Those of the mirrors.
+    /// Flags of the mirrors.
     pub mirror: Live<MirrorConfig>,
-    /// Those of reads that are forwarded.
+    /// Flags of forwarded reads.
     pub forward: Live<ForwardConfig>,
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As it should be.
+    /// Expected state.
     Good,
     /// Temporary, or intended.
     Note,
@@ -32,13 +32,13 @@ impl Severity {
 /// A fact that an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much the finding matters.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// One sentence, without a full stop.
+    /// Title: one sentence, without a full stop.
     pub title: String,
     /// Consequence in whole sentences; may be empty.
     pub meaning: String,
-    /// What to do; empty if nothing need be done.
+    /// Remedy; empty if no action is needed.
     pub remedy: String,
 }
 
@@ -58,7 +58,7 @@ impl Finding {
         }
     }
 
-    /// The same finding with another severity.
+    /// Returns the finding with another severity.
     #[must_use]
     pub fn with_severity(self, severity: Severity) -> Finding {
         Finding { severity, ..self }

@@ -10,7 +10,7 @@ pub struct Explanation {
     pub title: &'static str,
     /// Whole sentences.
     pub meaning: &'static str,
-    /// What to do; empty if nothing need or can be done.
+    /// Remedy; empty if no action is needed or possible.
     pub remedy: &'static str,
 }
 
@@ -76,7 +76,7 @@ impl Source {
     }
 }
 
-/// How a read ended, in words.
+/// Describes in words how a read ended.
 #[must_use]
 pub fn describe_outcome(outcome: Outcome) -> &'static str {
     match outcome {

@@ -1,4 +1,4 @@
-//! One endpoint of the comparison, read page by page.
+//! Endpoint of the comparison, read page by page.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::upstream::{self, Connection, Credentials, header_request};
 /// Timeout of each call, and of the attempt to connect.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// One endpoint.
+/// Endpoint of the comparison.
 pub(super) struct Side {
     name: &'static str,
     url: Url,

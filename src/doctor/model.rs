@@ -176,7 +176,7 @@ pub(super) struct Keyspace {
     pub(super) count_took: Duration,
     /// Whether every key was read, not only samples.
     pub(super) is_exact: bool,
-    /// What the examination cost etcd.
+    /// Cost of the examination for etcd.
     pub(super) cost: Cost,
 }
 

@@ -1,4 +1,4 @@
-//! What the flags of all rooms have in common. A leaf.
+//! Common parts of the flags of all rooms. A leaf.
 //!
 //! | file | contents |
 //! |---|---|

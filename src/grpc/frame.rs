@@ -111,7 +111,7 @@ impl MessageReader {
 /// A request's body after [`read_message`].
 #[derive(Debug)]
 pub enum RequestMessage<B> {
-    /// One complete, uncompressed message and nothing after it.
+    /// A single complete, uncompressed message and nothing after it.
     Whole {
         /// The message with its prefix, unchanged.
         framed: Bytes,

@@ -130,7 +130,7 @@ fn pieces<'a>(stream: &'a [u8], cuts: &[u8]) -> Vec<&'a [u8]> {
     pieces
 }
 
-/// What a scanner of Ranges finds, and the key-values that it keeps.
+/// Findings of a scanner of Ranges, and the key-values that it keeps.
 fn scanned(kind: Kind, pieces: &[&[u8]]) -> Result<(ResponseSummary, Vec<u8>), MalformedResponse> {
     let mut scanner = match kind {
         Kind::RangeStream => RangeResponseScanner::stream(),

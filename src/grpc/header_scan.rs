@@ -32,7 +32,7 @@ pub enum Scanned {
 /// Scans the response to one call, piece by piece.
 #[derive(Debug)]
 pub struct HeaderScanner {
-    /// How many messages deep the header is: 1, or 2 in a RangeStreamResponse.
+    /// Nesting depth of the header, in messages: 1, or 2 in a RangeStreamResponse.
     depth: u8,
     messages: MessageReader,
     head: [u8; HEAD_BYTES],
@@ -133,7 +133,7 @@ mod tests {
         })
     }
 
-    /// What a unary response of this message shows.
+    /// Findings of the scanner in a unary response with this message.
     fn scanned(message: &[u8]) -> Vec<Scanned> {
         let mut framed = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
         framed.extend(message);

@@ -27,11 +27,11 @@ const UNARY_SERVICES: [&str; 5] = [
 pub struct Rpc {
     /// Path of the gRPC method: `/service/name`.
     pub path: &'static str,
-    /// How its calls are treated.
+    /// Class by which its calls are treated.
     pub method: Method,
     /// Paths in etcd's JSON gateway, behind the version.
     json: &'static [&'static str],
-    /// It changes nothing, and a read-only listener permits it. `Txn` may write, and its paths do not show whether it does.
+    /// Whether it changes nothing, and a read-only listener permits it. `Txn` may write, which its paths do not show.
     /// `Authenticate` issues a token, without which a client cannot read while etcd's auth is on.
     is_read_only: bool,
     /// A call takes etcd a tenth of a second or longer: a check of a password, a hash of all keys.
@@ -294,8 +294,8 @@ impl Method {
         )
     }
 
-    /// How many messages deep etcd's `ResponseHeader` lies in each gRPC response message: field 1 of the message, or of its
-    /// field 1. `None` where responses carry no such header.
+    /// Nesting depth of etcd's `ResponseHeader` in each gRPC response message: 1 for field 1 of the message, 2 for field 1
+    /// of its field 1. `None` where responses carry no such header.
     #[must_use]
     pub fn header_depth(self) -> Option<u8> {
         match self {

@@ -1,4 +1,4 @@
-//! What the response to a write shows of etcd's history.
+//! Revision of etcd that the response to a write shows.
 
 use bytes::Bytes;
 use prost::Message as _;
@@ -21,8 +21,8 @@ pub struct Written {
     pub has_changed: bool,
 }
 
-/// What the response to a call of `method` shows, if `data` is the whole of it, uncompressed and short. `None` also for a
-/// transaction that has changed nothing, and for methods that write no keys.
+/// Result that the response to a call of `method` shows, if `data` is the whole of it, uncompressed and short. `None` also
+/// for a transaction that has changed nothing, and for methods that write no keys.
 #[must_use]
 pub fn written(method: Method, data: &Bytes) -> Option<Written> {
     if data.len() > MAX_RESPONSE_BYTES {

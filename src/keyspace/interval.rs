@@ -3,7 +3,7 @@
 /// The keys that `key` and `range_end` of a request name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval<'a> {
-    /// One key.
+    /// A single key.
     Single(&'a [u8]),
     /// From the first key, inclusive, to the second, exclusive; empty if the second is not above the first.
     Range(&'a [u8], &'a [u8]),

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 #[derive(Debug)]
 pub struct Admission {
     max_calls: AtomicUsize,
-    /// One task per open connection and one per call in flight.
+    /// Tracker of one task per open connection and one per call in flight.
     tasks: TaskTracker,
     /// Open connections.
     connections: Gauge,

@@ -64,7 +64,7 @@ const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// released all the time, and waking thousands of calls each time would take longer than the calls.
 const WOKEN_CONNECTIONS: usize = 64;
 
-/// What bytes of a call are.
+/// Kind of the bytes that a call holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallKind {
     /// Header list and message of a request.

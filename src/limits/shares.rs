@@ -87,12 +87,12 @@ pub enum NoShare {
     Deadline,
 }
 
-/// What a call counts as.
+/// Kind under which a call counts in its client's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareKind {
     /// A call that ends by itself.
     Call,
-    /// Such a call that is costly for etcd.
+    /// A call that ends by itself and is costly for etcd.
     Costly,
     /// A Watch stream.
     Watch,

@@ -54,7 +54,7 @@ struct State {
 #[derive(Debug, Default)]
 struct ByClient {
     taken: HashMap<u64, usize>,
-    /// As the last call found it.
+    /// Whether other clients were connected at the last call.
     has_others: bool,
 }
 
@@ -165,7 +165,7 @@ impl Turns {
         Turns::with(max_turns, max_waiting, max_wait, None, metrics)
     }
 
-    /// The same for turns that calls have until their clients have read the response, without a longest wait.
+    /// Lets `max_turns` calls keep turns until their clients have read the response; `max_waiting` calls wait without limit.
     #[must_use]
     pub fn kept_by_clients(max_turns: usize, max_waiting: u32, metrics: TurnMetrics) -> Arc<Turns> {
         Turns::with(max_turns, max_waiting, None, Some(ByClient::default()), metrics)

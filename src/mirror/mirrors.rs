@@ -48,7 +48,7 @@ pub struct Mirrors {
     /// `--serve-stale` and `--freshness-timeout`.
     live: Live<MirrorConfig>,
     pub(super) probe_interval: Duration,
-    /// What etcd has reported about its compactions.
+    /// Compactions that etcd has reported.
     pub(super) compaction: Arc<Compaction>,
     /// The rate of loads.
     pub(super) load_pacing: Arc<LoadPacing>,

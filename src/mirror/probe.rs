@@ -27,7 +27,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// a failed authentication.
 const ANONYMOUS_CHECK_TICKS: u32 = 10;
 
-/// What the probe asks, and what it tells.
+/// Components from which the probe reads, and those that it updates.
 #[derive(Debug)]
 pub(super) struct Probe<'a> {
     /// The mirrors, which learn etcd's revision.
@@ -38,7 +38,7 @@ pub(super) struct Probe<'a> {
     pub(super) freshness: &'a Arc<Freshness>,
     /// Past revisions that are read from etcd.
     pub(super) pinned: &'a Pinned,
-    /// What is known of compactions.
+    /// Known compactions.
     pub(super) compaction: &'a Compaction,
 }
 

@@ -35,7 +35,7 @@ use crate::upstream::{Connection, Credentials, ReceiveWindow, Upstream};
 /// Bound on what must happen.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
-/// What happens to the etcd when a stream breaks.
+/// Action on the etcd when a stream breaks.
 pub(super) type Then = fn(&mut Etcd);
 
 /// Contents of the etcd, and what it was asked.
@@ -233,7 +233,7 @@ fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) {
     }
 }
 
-/// One mirror of everything in front of the etcd. No task runs: a test loads and feeds the mirror.
+/// Mirror of everything in front of the etcd. No task runs: a test loads and feeds the mirror.
 pub(super) struct Bench {
     pub(super) etcd: Arc<Mutex<Etcd>>,
     pub(super) set: MirrorSet,

@@ -60,7 +60,7 @@ pub struct IgnoredOtel {
     pub name: &'static str,
     /// Its value; masked for headers and for URLs with a user, which may be secret.
     pub value: String,
-    /// What to write instead.
+    /// Remedy: the value to write instead.
     pub remedy: String,
 }
 
@@ -124,7 +124,7 @@ impl Variables<'_> {
         });
     }
 
-    /// What `parse` makes of the first of `names` that has a value it accepts; its error is the remedy.
+    /// Result of `parse` for the first of `names` that has a value it accepts; its error is the remedy.
     fn first<T>(
         &self,
         names: &[&'static str],

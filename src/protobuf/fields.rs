@@ -127,7 +127,7 @@ impl<'a> Iterator for Fields<'a> {
 mod tests {
     use super::*;
 
-    /// One field of each kind: a number, bytes, 8 bytes, 4 bytes, and a number of a field whose tag takes two bytes.
+    /// Message with a field of each kind: a number, bytes, 8 bytes, 4 bytes, and a number whose field's tag takes two bytes.
     const MESSAGE: &[u8] = &[
         0x08, 0x96, 0x01, 0x12, 2, b'a', b'b', 0x19, 1, 2, 3, 4, 5, 6, 7, 8, 0x25, 1, 2, 3, 4, 0x80, 0x01,
         0x05,

@@ -1,4 +1,4 @@
-//! Who makes the calls of one connection, in the registry of clients.
+//! Caller of one connection's calls, in the registry of clients.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What Ranges and Watches in the JSON of etcd's gateway have in common: headers, values, errors, versions.
+//! Common parts of Ranges and Watches in the JSON of etcd's gateway: headers, values, errors, versions.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};

@@ -79,7 +79,7 @@ fn client_limits(flags: &ClientsConfig) -> ClientLimits {
     }
 }
 
-/// What the clients of a listener may do.
+/// Permissions of a listener's clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Whatever etcd permits.
@@ -88,24 +88,24 @@ pub enum Access {
     ReadOnly,
 }
 
-/// One connection of a client.
+/// Connection of a client.
 #[derive(Debug)]
 pub struct Client {
     pub(super) proxy: Arc<Proxy>,
-    /// What the connection's listener permits.
+    /// Permissions that the connection's listener grants.
     pub(super) access: Access,
     /// Address of the client; `None` for a unix socket.
     pub(super) peer: Option<IpAddr>,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
-    /// Who makes the connection's calls.
+    /// Caller of the connection's calls, in the registry of clients.
     pub(super) caller: Caller,
     /// The connection's certificate has the common name with which etcd sees calls without a token
     /// (`--caller-is=certificate`).
     has_own_name: bool,
 }
 
-/// How a call reaches etcd.
+/// Protocol by which a call reaches etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// gRPC.

@@ -82,9 +82,9 @@ struct State {
 /// Result of polling a response for its next frame.
 pub(super) struct PolledFrame {
     pub(super) polled: Polled,
-    /// What the frame's bytes count against.
+    /// Budget against which the frame's bytes count.
     pub(super) bytes: FrameBytes,
-    /// What has produced it, of a watch from memory or etcd.
+    /// Source that produced the frame of a watch: memory or etcd; `None` if not known, and for other responses.
     pub(super) source: Option<Source>,
 }
 

@@ -58,7 +58,7 @@ pub struct ResponseBody(Kind);
 #[derive(Debug)]
 enum Kind {
     Empty,
-    /// One message, then trailers.
+    /// A single message, then trailers.
     Whole {
         data: Option<Bytes>,
         trailers: Option<HeaderMap>,

@@ -137,7 +137,7 @@ async fn admit(
     begun.map_err(without_share)
 }
 
-/// What a call counts as in its client's share.
+/// Kind under which a call counts in its client's share.
 fn share_kind(method: Method, path: &str) -> ShareKind {
     match method {
         Method::Authenticate | Method::EtcdUnary | Method::Json if is_costly(path) => ShareKind::Costly,

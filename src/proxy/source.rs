@@ -15,7 +15,7 @@ use crate::upstream::BoxError;
 /// Result of polling a body for its next frame.
 pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
 
-/// What the bytes of a frame count against until they are written to the client's connection.
+/// Budget against which the bytes of a frame count until they are written to the client's connection.
 #[derive(Debug)]
 pub(super) enum FrameBytes {
     /// The buffers of the connection.
@@ -76,7 +76,7 @@ pub(super) trait BodySource: fmt::Debug + Send {
         0
     }
 
-    /// What produces the frames now, of a stream for which that may change; `None` for every other response.
+    /// Current source of the frames of a stream whose source may change; `None` for every other response.
     fn source(&self) -> Option<Source> {
         None
     }

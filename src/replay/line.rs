@@ -1,4 +1,4 @@
-//! One line of an access log: a read, or why it is passed over.
+//! Line of an access log: a read, or the reason for which it is skipped.
 
 use std::time::SystemTime;
 

@@ -23,7 +23,7 @@ pub(super) enum ReadError {
     Line {
         /// Number of the line, from 1.
         number: u64,
-        /// What is wrong with it.
+        /// Error in the line.
         cause: String,
     },
     /// The file cannot be read.

@@ -15,7 +15,7 @@ const MAX_ROWS: usize = 200;
 /// Prefix of the row of all further ones.
 const OTHERS: &str = "(other prefixes)";
 
-/// How well the pace was kept.
+/// Delays of calls compared with the pace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
     late: u64,

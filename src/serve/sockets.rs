@@ -11,7 +11,7 @@ use crate::tls::Acceptor;
 /// The sockets of every `--listen-…` flag.
 pub(super) struct Sockets {
     pub(super) clients: Vec<Listener>,
-    /// Those that permit reads only.
+    /// Listeners that permit reads only.
     pub(super) readers: Vec<Listener>,
     pub(super) operators: Vec<Listener>,
 }

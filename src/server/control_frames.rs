@@ -55,8 +55,8 @@ const fn refusal() -> [u8; HEADER_BYTES * 32] {
     bytes
 }
 
-/// What a connection may have handled of the bytes that it has sent. Both variants that are not `All` have the number of
-/// bytes up to the end of a frame.
+/// Part of a connection's bytes that may have been handled. Both variants other than `All` have the number of bytes up to
+/// the end of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handled {
     /// Everything.
@@ -85,7 +85,7 @@ pub(super) struct ControlFrames {
     exhausted: bool,
     /// Calls that the client has reset since [`ControlFrames::take_resets`].
     resets: u32,
-    /// What is left of the connection's turn.
+    /// Remaining budget of the connection's turn.
     turn: Budget,
     /// Whether the client's settings have been read, which precede its acknowledgement.
     seen_settings: bool,

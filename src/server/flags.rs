@@ -127,7 +127,7 @@ impl ListenConfig {
         self.client_urls.iter().chain(&self.read_only_client_urls)
     }
 
-    /// Which web pages may call the listeners, and under which names.
+    /// Host names under which the listeners may be called, and web pages that may call them.
     #[must_use]
     pub fn browser_rules(&self) -> BrowserRules {
         BrowserRules::new(self.urls(), &self.host_whitelist, &self.cors)

@@ -50,7 +50,7 @@ async fn check_read(sent: Vec<u8>, piece: u8) {
     }
 }
 
-/// What the server reads; `None` if the connection ends before it is clear which protocol the client uses.
+/// Bytes that the server reads; `None` if the connection ends before it is clear which protocol the client uses.
 async fn read_all(sent: Vec<u8>, piece: usize) -> Option<Vec<u8>> {
     let (mut client, server) = tokio::io::duplex(piece);
     let sending = tokio::spawn(async move {

@@ -25,7 +25,7 @@ const FRAME_COST: u32 = 1;
 /// Longest time for which a connection is not read at once, short enough for its pings.
 const MAX_DELAY: Duration = Duration::from_millis(200);
 
-/// What is left of a connection's turn.
+/// Remaining budget of a connection's turn.
 #[derive(Debug)]
 pub(super) struct Budget(u32);
 

@@ -76,7 +76,7 @@ enum Closing {
     Flood,
 }
 
-/// How [`Listener::serve`] serves connections; the same for all listeners of one kind.
+/// Settings with which [`Listener::serve`] serves connections; equal for all listeners of one kind.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
     /// Value of the metrics' label `listener`.

@@ -15,7 +15,7 @@ pub struct StaticPodConfig {
     #[command(flatten)]
     pub config: Config,
 
-    /// What to do
+    /// Action to perform
     #[arg(value_name = "ACTION", value_enum)]
     pub action: StaticPodAction,
 

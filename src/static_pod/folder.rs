@@ -21,12 +21,12 @@ pub(super) struct Folder {
     failed: PathBuf,
 }
 
-/// What has to be done for a manifest.
+/// Change that a manifest needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It is in the folder, and its pod was ready.
+    /// None: the manifest is in the folder, and its pod was ready.
     None,
-    /// It has been in the folder for this long, and its pod was not seen ready.
+    /// The manifest has been in the folder for this long, and its pod was not seen ready.
     Unfinished {
         /// Time since it was written.
         since: Duration,
@@ -61,7 +61,7 @@ impl Folder {
         Ok(read(&self.failed)? == Some(note(attempt, manifest)))
     }
 
-    /// What has to be done for `manifest`.
+    /// Returns the change that `manifest` needs.
     pub(super) fn change_to(&self, manifest: &str) -> io::Result<Change> {
         if read(&self.manifest)?.as_deref() != Some(manifest) {
             return Ok(Change::Needed);

@@ -80,7 +80,7 @@ enum InstallError {
     Check(String),
     /// The pod did not become ready, and the manifest before it is back: the pod's last state.
     NotReady(String),
-    /// The same attempt has failed before.
+    /// An attempt of this name has failed with this manifest before.
     FailedBefore,
 }
 

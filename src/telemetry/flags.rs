@@ -26,7 +26,7 @@ pub struct LogConfig {
 pub enum LogFormat {
     /// Lines for people
     Text,
-    /// One JSON object a line
+    /// JSON, one object per line
     Json,
 }
 
@@ -51,7 +51,7 @@ impl LogConfig {
     }
 }
 
-/// Where calls are logged, and how many of them.
+/// Destination of the access log, and the share of the calls that are logged.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Log")]
 pub struct AccessLogConfig {
@@ -88,7 +88,7 @@ impl AccessLogConfig {
     }
 }
 
-/// How many traces there are.
+/// Sampling of traces.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Log")]
 pub struct TraceConfig {

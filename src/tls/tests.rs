@@ -542,7 +542,7 @@ fn listeners_without_tls_need_no_files() {
     assert!(!connector.names_a_user() && connector.common_name().is_none());
 }
 
-/// How a handshake of `client` with `acceptor` went on the client's side, and whether the acceptor lets the client
+/// Kind of the handshake of `client` with `acceptor` on the client's side, and whether the acceptor lets the client
 /// in. The client reads the ticket for its next connection.
 async fn connect_again(client: &Connector, acceptor: &Acceptor) -> (Option<HandshakeKind>, bool) {
     let (near, far) = handshake(client, acceptor).await;

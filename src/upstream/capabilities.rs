@@ -1,4 +1,4 @@
-//! What is known of the servers behind the endpoints: version, and whether KV.RangeStream (KEP-5966) is implemented.
+//! Capabilities of the servers behind the endpoints: version, and whether KV.RangeStream (KEP-5966) is implemented.
 //!
 //! A version implies RangeStream until an endpoint answers that the method is not implemented: a proxy in front of a
 //! new etcd does, and an etcd that was just replaced by an older one. That answer is dropped when a connection to the
@@ -54,7 +54,7 @@ impl NoRangeStream {
     }
 }
 
-/// What the connections of one endpoint know together of the server behind it.
+/// Known capabilities of the server behind one endpoint, shared by the endpoint's connections.
 #[derive(Debug, Default)]
 pub(super) struct ServerCapabilities {
     version: Mutex<Option<Version>>,
@@ -125,7 +125,7 @@ impl ServerCapabilities {
         }
     }
 
-    /// What `gate` is assessed by.
+    /// Facts by which `gate` is assessed.
     pub(super) fn report(&self, gate: &gates::Gate) -> EndpointReport {
         EndpointReport {
             version: self.version(),

@@ -3,7 +3,7 @@
 use super::connection::ReceiveWindow;
 use crate::grpc::Method;
 
-/// Which connections a call may use. Calls of different classes never share a connection, so that a long response or a
+/// Connections that a call may use. Calls of different classes never share a connection, so that a long response or a
 /// slow reader of one class does not delay another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionClass {

@@ -29,7 +29,7 @@ const ASK_PAUSE_FIRST: Duration = Duration::from_millis(100);
 /// vain.
 const ASK_PAUSE_LAST: Duration = Duration::from_secs(10);
 
-/// One of the connections that are kept open.
+/// Identity of a connection that is kept open: endpoint, class and number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Slot {
     pub(super) url: String,
@@ -65,7 +65,7 @@ struct Known {
     /// Endpoints and clusters whose connections were left out, and when last. Behind a name, the next connection may
     /// lead to the right one.
     left_out: BTreeMap<(String, u64), Instant>,
-    /// What was logged of `left_out`.
+    /// Entries of `left_out` that were logged.
     logged: BTreeSet<(String, u64)>,
     /// When `left_out` gained an entry.
     changed: Option<Instant>,

@@ -76,7 +76,7 @@ pub struct Connection {
     origin: Uri,
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
-    /// One more than the number of the history that the member was found to be of; 0 until then.
+    /// Number, plus one, of the history to which the member was found to belong; 0 until then.
     checked_history: AtomicU64,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,

@@ -61,7 +61,7 @@ pub enum UserProblem {
 }
 
 impl UserProblem {
-    /// What to do about the problem.
+    /// Returns the operator's remedy for the problem.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {

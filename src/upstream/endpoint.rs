@@ -47,9 +47,9 @@ fn is_emulation(status: &StatusResponse) -> bool {
         .is_some_and(|header| header.cluster_id == 0)
 }
 
-/// How a connection ended.
+/// Reason for which a connection ended.
 enum Ended {
-    /// It was lost, for this reason.
+    /// The connection was lost, for this reason.
     Lost(String),
     /// Its member is of another cluster than the one that is used.
     LeftOut,
@@ -82,7 +82,7 @@ pub struct EndpointView {
     pub no_range_stream: Option<NoRangeStream>,
 }
 
-/// What the connection tasks of all endpoints share.
+/// State shared by the connection tasks of all endpoints.
 #[derive(Debug)]
 pub(super) struct ConnectionContext {
     pub(super) connector: Arc<Connector>,

@@ -17,19 +17,19 @@ pub struct Gate {
     /// First version that has the capability in each release line (major.minor), ascending. Every later release line
     /// has it.
     since: &'static [Version],
-    /// Which endpoints must have the capability.
+    /// Endpoints that must have the capability.
     pub need: Need,
     /// Whether reads are forwarded while the gate is closed.
     pub forwards_reads: bool,
-    /// What rangecache uses the capability for.
+    /// Purpose for which rangecache uses the capability.
     pub meaning: &'static str,
-    /// What rangecache does while the gate is closed.
+    /// Effect of the closed gate on rangecache.
     pub without: &'static str,
     /// Flag that switches use of the capability off, without its dashes.
     pub flag: Option<&'static str>,
 }
 
-/// Which endpoints must have a capability.
+/// Endpoints that must have a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// All of them: the lowest version decides.
@@ -38,7 +38,7 @@ pub enum Need {
     Each,
 }
 
-/// What one endpoint is known to have.
+/// Facts about one endpoint by which a gate is assessed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EndpointReport {
     /// Version that the endpoint reported last.

@@ -46,13 +46,13 @@ impl fmt::Debug for Gate {
 pub struct MessageLimit {
     /// Time from the first wait for bytes until what is limited is complete.
     pub timeout: Duration,
-    /// What is limited.
+    /// Part of the body that the limit covers.
     pub covers: LimitCovers,
     /// Cancelled when a message is late; the body then ends with an error.
     pub late: CancellationToken,
 }
 
-/// What a [`MessageLimit`] limits.
+/// Part of a body that a [`MessageLimit`] covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitCovers {
     /// Each gRPC message, from its first byte on.

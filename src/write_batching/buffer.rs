@@ -27,7 +27,7 @@ const PING_ACK_BYTES: usize = 9 + 8;
 /// Head of that frame: length, type, flag, stream.
 const PING_ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
-/// How the large writes of a stream leave.
+/// Corking and record length for the large writes of a stream.
 #[derive(Debug)]
 pub struct LargeWrites<S> {
     /// With `true`, the kernel sends only full segments from now on; with `false`, everything.
@@ -303,7 +303,7 @@ mod tests {
         takes: VecDeque<usize>,
         writes: Vec<Vec<u8>>,
         fails: bool,
-        /// What it was told, in order.
+        /// Arguments of the `set_corked` calls, in order.
         corked: Mutex<Vec<bool>>,
     }
 

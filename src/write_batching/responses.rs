@@ -27,7 +27,7 @@ pub fn batch_responses<'a, F: Future, S: AsyncWrite + Unpin>(
 pub struct BatchResponses<'a, F, S> {
     connection: Pin<&'a mut F>,
     buffer: &'a WriteBuffer<S>,
-    /// One scheduler turn was skipped since the last poll of `connection`.
+    /// Whether one scheduler turn was skipped since the last poll of `connection`.
     waited: bool,
 }
 

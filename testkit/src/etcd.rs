@@ -40,7 +40,7 @@ impl Version {
     }
 }
 
-/// One member. It keeps its ports and its data over restarts, and is killed on drop.
+/// Member of an etcd cluster. Keeps its ports and its data over restarts, and is killed on drop.
 pub struct Etcd {
     name: String,
     version: Version,

@@ -19,7 +19,7 @@ const QUEUE: usize = 256;
 /// Delay of a lost packet until its retransmission.
 const RETRANSMISSION: Duration = Duration::from_millis(220);
 
-/// How the link treats the bytes sent over it.
+/// Treatment of the bytes sent over the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Condition {
     /// Forwards all bytes at once.

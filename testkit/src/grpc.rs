@@ -55,7 +55,7 @@ pub struct Status {
     pub message: String,
 }
 
-/// One HTTP/2 connection, and metadata added to every call. Clones share the connection.
+/// HTTP/2 connection, and metadata added to every call. Clones share the connection.
 #[derive(Clone)]
 pub struct Client {
     url: String,
@@ -127,7 +127,7 @@ impl Client {
         })
     }
 
-    /// The same connection with one more metadata entry on every call.
+    /// Returns a client on the same connection with one more metadata entry on every call.
     pub fn with_metadata(&self, name: &'static str, value: &str) -> Self {
         let mut client = self.clone();
         client.metadata.append(
@@ -358,7 +358,7 @@ impl fmt::Debug for Reply {
     }
 }
 
-/// One message with gRPC's length prefix, not compressed.
+/// Message with gRPC's length prefix, not compressed.
 pub fn frame(message: &[u8]) -> Bytes {
     let mut framed = BytesMut::with_capacity(message.len() + 5);
     framed.put_u8(0);

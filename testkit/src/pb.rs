@@ -75,7 +75,7 @@ impl fmt::Debug for RangeRequest {
 }
 
 impl RangeRequest {
-    /// One key.
+    /// Request for a single key.
     pub fn one(key: impl AsRef<[u8]>) -> Self {
         Self {
             key: key.as_ref().to_vec(),

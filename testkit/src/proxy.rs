@@ -343,7 +343,7 @@ pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
 }
 
-/// The same command, with host names resolved by the file `hosts`.
+/// Command that starts rangecache with host names resolved by the file `hosts`.
 fn rangecache_command_with_hosts(hosts: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--mount", "sh", "-c"]);
@@ -355,7 +355,7 @@ fn rangecache_command_with_hosts(hosts: &Path) -> Command {
     command
 }
 
-/// The same command, in the control group whose `cgroup.procs` file is `processes`.
+/// Command that starts rangecache in the control group whose `cgroup.procs` file is `processes`.
 fn rangecache_command_in_control_group(processes: &Path) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", r#"echo $$ > "$1" && shift && exec "$@""#, "sh"]);
@@ -363,7 +363,7 @@ fn rangecache_command_in_control_group(processes: &Path) -> Command {
     command
 }
 
-/// The same command, with limits on its open files.
+/// Command that starts rangecache with limits on its open files.
 fn rangecache_command_with_open_files(soft: u32, hard: u32) -> Command {
     let own = rangecache_command();
     let mut command = Command::new("sh");

@@ -55,7 +55,7 @@ impl Register {
         self.keys
     }
 
-    /// One of the keys.
+    /// Key with this number.
     pub fn key(&self, number: usize) -> String {
         format!("{}{number:03}", self.prefix)
     }

@@ -44,13 +44,13 @@ pub struct Relay {
     accepting: JoinHandle<()>,
 }
 
-/// Which connections are to be closed.
+/// Connections that are to be closed.
 #[derive(Clone, Copy, Default)]
 enum Cut {
-    /// Those with an open watch.
+    /// Connections with an open watch.
     #[default]
     Watches,
-    /// Those that reach another member than the relay's target.
+    /// Connections that reach another member than the relay's target.
     OldMember,
 }
 
@@ -112,7 +112,7 @@ enum Withholds {
     Deletes,
 }
 
-/// One connection.
+/// State of a connection through the relay.
 struct Carried {
     state: Arc<State>,
     old_member: Option<OldMember>,

@@ -112,7 +112,7 @@ impl Client {
         self.auth("AuthDisable", &Empty {}).await
     }
 
-    /// The same connection with a new token of that user on every call.
+    /// Returns a client on the same connection with a new token of the user `name` on every call.
     pub async fn authenticate(&self, name: &str, password: &str) -> Result<Self, Status> {
         let token = self.new_token(name, password).await?;
         Ok(self.with_metadata("token", &token))

@@ -331,7 +331,7 @@ pub async fn call_http(
     http::over(stream, method, "localhost", path, body).await
 }
 
-/// One etcd with the caller's client URL scheme and TLS flags.
+/// etcd with the caller's client URL scheme and TLS flags.
 pub struct SecureEtcd {
     process: Process,
     _dir: TempDir,

@@ -61,7 +61,7 @@ impl WatchStream {
         }
     }
 
-    /// What was sent and received.
+    /// Requests sent and responses received so far.
     #[must_use]
     pub fn steps(&self) -> &[Step] {
         &self.steps
@@ -89,7 +89,7 @@ impl WatchStream {
         std::mem::take(&mut self.refused)
     }
 
-    /// What was sent and received, and the watches, those included that the server has cancelled or refused.
+    /// Closes the stream. Returns its steps, and its watches with those that the server has cancelled or refused.
     #[must_use]
     pub fn close(self) -> (Vec<Step>, Vec<Watch>) {
         let mut watches = Vec::from(self.creating);

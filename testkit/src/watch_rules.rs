@@ -20,7 +20,7 @@ pub const NO_ID: i64 = -1;
 /// [`Event::type`] of a delete.
 pub const DELETE: i32 = 1;
 
-/// One step of a stream, as its client sees it.
+/// Step of a stream, as its client sees it.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// The client sent a request.
@@ -49,14 +49,14 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// What etcd promises.
+    /// Guarantees of etcd.
     pub const ETCD: Self = Self {
         header_is_last_event: false,
         prev_kv_is_complete: false,
         history_is_one: true,
         progress_is_in_order: false,
     };
-    /// What rangecache promises for streams that it serves from memory.
+    /// Guarantees of rangecache for streams that it serves from memory.
     pub const MEMORY: Self = Self {
         header_is_last_event: true,
         prev_kv_is_complete: true,

@@ -1,4 +1,4 @@
-//! One source file: the paths that it names, and the methods of its `impl` blocks.
+//! Source file: the paths that it names, and the methods of its `impl` blocks.
 //!
 //! Every `use` counts, and every inline path that starts with `crate`, `super`, `self`, a child module or an imported module;
 //! code under `#[cfg(test)]` is left out.
@@ -22,11 +22,11 @@ pub(crate) struct File {
     pub(crate) defined: BTreeSet<String>,
     /// Modules that only tests compile.
     pub(crate) test_modules: BTreeSet<String>,
-    /// What `impl` blocks contain.
+    /// Contents of the `impl` blocks.
     pub(crate) impls: Vec<Impl>,
 }
 
-/// One `impl` block.
+/// Contents of an `impl` block.
 #[derive(Debug, Default)]
 pub(crate) struct Impl {
     pub(crate) module: ModulePath,

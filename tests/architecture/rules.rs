@@ -1,4 +1,4 @@
-//! What the tables of docs/architecture.md allow, and circles.
+//! Imports that the tables of docs/architecture.md allow, and circles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,7 +33,7 @@ impl Table {
             .map(|(_, row)| row)
     }
 
-    /// What is wrong with `edges`: files without a row, and imports that no row allows. Files outside `within` are skipped.
+    /// Offences of `edges`: files without a row, and imports that no row allows. Files outside `within` are skipped.
     pub(crate) fn offences(&self, edges: &Edges, within: &str) -> Vec<String> {
         let mut found = Vec::new();
         for ((from, to), line) in edges {

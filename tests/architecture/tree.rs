@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::file::{File, Impl, ModulePath, parse};
 
-/// One import: who imports, in which line, what file.
+/// Imports: importing file and imported file, with the line.
 pub(crate) type Edges = BTreeMap<(String, String), usize>;
 
 pub(crate) struct Tree {
@@ -13,7 +13,7 @@ pub(crate) struct Tree {
     files: BTreeMap<ModulePath, (String, File)>,
 }
 
-/// What a path leads to.
+/// Module or item to which a path leads.
 enum Target {
     Module(ModulePath),
     /// An item, and the file that defines it.
@@ -51,7 +51,7 @@ impl Tree {
             .find_map(|length| self.files.get(&module[..length]))
     }
 
-    /// What `segments`, written in `module`, lead to; `None` for what is not of this crate.
+    /// Target of `segments`, written in `module`; `None` if it is not of this crate.
     fn resolve(&self, module: &[String], segments: &[String], depth: usize) -> Option<Target> {
         if depth > 20 {
             return None;

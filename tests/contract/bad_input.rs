@@ -33,7 +33,7 @@ impl Case {
         }
     }
 
-    /// One message with a correct length prefix.
+    /// Case of a single message with a correct length prefix.
     fn message(what: &'static str, message: &[u8]) -> Self {
         Self::new(what, frame(message))
     }
@@ -221,7 +221,7 @@ fn odd_calls() -> Vec<Case> {
     ]
 }
 
-/// The same over RangeStream, and requests that only RangeStream refuses.
+/// Odd messages and framing over RangeStream, and requests that only RangeStream refuses.
 fn odd_streams() -> Vec<Case> {
     let mut cases: Vec<_> = odd_messages().into_iter().chain(odd_framing()).collect();
     cases.extend([

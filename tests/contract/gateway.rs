@@ -63,7 +63,7 @@ fn value(n: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 7 + n) as u8).collect()
 }
 
-/// One of the values, most often the first.
+/// Random choice among the values, most often the first.
 fn pick<'a>(random: &mut StdRng, values: &[&'a str]) -> &'a str {
     if random.random_bool(0.4) {
         values[0]

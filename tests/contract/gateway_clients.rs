@@ -34,7 +34,7 @@ fn comparable(text: &str) -> String {
     text
 }
 
-/// What a client sees of a response: status, headers without lengths, text.
+/// Response as a client sees it: status, headers without lengths, text.
 fn seen(response: &http::Response) -> (u16, Vec<(String, String)>, String) {
     let headers = response.headers.iter();
     let headers = headers.filter(|(name, _)| {

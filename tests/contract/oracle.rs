@@ -231,7 +231,7 @@ async fn unknown_sort_target_does_not_reach_etcd_3_5() {
     );
 }
 
-/// The same in encodings that a strict decoder may refuse: etcd's own decoder accepts each of them.
+/// Unknown sort targets in encodings that a strict decoder may refuse: etcd's own decoder accepts each of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oddly_encoded_sort_target_does_not_reach_etcd_3_5() {
     let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);

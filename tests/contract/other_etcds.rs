@@ -184,7 +184,7 @@ async fn events(client: &Client, start_revision: i64, count: usize) -> Vec<(i32,
     events
 }
 
-/// What Kine answers, whatever it lacks, is what the client gets; nothing is concluded from the version of etcd that it
+/// Responses of Kine, whatever it lacks, reach the client; nothing is concluded from the version of etcd that it
 /// reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "make test-other-etcds"]

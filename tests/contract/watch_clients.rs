@@ -133,7 +133,7 @@ impl Follower {
         }
     }
 
-    /// What each watch prints up to the newest event.
+    /// Expected output of each watch up to the newest event.
     fn expected(&self, truth: &Truth) -> Vec<Vec<String>> {
         let of_watch = |(number, watch): (usize, &WatchCreateRequest)| {
             let events = truth.matching(watch, watch.start_revision - 1).map(|event| {
@@ -332,7 +332,7 @@ async fn client_that_resumes_by_headers_alone_gets_the_whole_history() {
     assert!(streams > 1 && rangecache.metrics().await.watches_created("memory") >= f64::from(streams));
 }
 
-/// What `etcdctl watch` prints until it has printed `lines` lines.
+/// Output of `etcdctl watch` until it has printed `lines` lines.
 async fn etcdctl(url: &str, arguments: &[&str], input: &str, lines: usize) -> Vec<String> {
     let mut command = tokio::process::Command::new(tool("etcdctl"));
     command.args(["--endpoints", url, "watch"]).args(arguments);

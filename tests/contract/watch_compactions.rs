@@ -36,7 +36,7 @@ fn with_prev_kv(start_revision: i64) -> WatchCreateRequest {
     }
 }
 
-/// What a stream of its own gets first of a watcher, without the headers.
+/// First two responses to a watcher on a stream of its own, without the headers.
 async fn outcome(client: &Client, watch: WatchCreateRequest) -> Vec<WatchResponse> {
     let mut stream = open(client, &[create(watch)]);
     let mut responses = vec![next(&mut stream).await, next(&mut stream).await];

@@ -108,7 +108,7 @@ async fn watches_respect_rights(version: Version) {
     }
 }
 
-/// The same watches at etcd and through rangecache.
+/// Watches that are the same at etcd and through rangecache.
 struct Compared {
     streams: [Stream; 2],
     /// Watchers of each stream.

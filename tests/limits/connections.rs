@@ -30,7 +30,7 @@ pub fn address(url: &str) -> &str {
     url.split_once("://").unwrap().1
 }
 
-/// One HTTP/2 frame.
+/// HTTP/2 frame.
 pub fn h2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
     frame.extend([kind, flags]);

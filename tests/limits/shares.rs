@@ -1,4 +1,4 @@
-//! One noisy client: it waits, or is refused, and the others do not notice.
+//! Bounds on one noisy client: its calls wait or are refused, and other clients are not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl Scene {
         connected.expect("rangecache listens")
     }
 
-    /// The same, whose reads the relay holds under `name`.
+    /// A connection of the client with the address 127.0.0.`client`, whose reads the relay holds under `name`.
     async fn held_client(&self, client: u8, name: &str) -> Arc<Client> {
         Arc::new(self.client(client).await.with_metadata(HOLD, name))
     }

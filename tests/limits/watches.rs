@@ -245,7 +245,7 @@ async fn unread_watches_stay_within_their_memory_and_give_way_to_others() {
     .await;
 }
 
-/// What all watchers of a stream have may be below the start of one that begins later.
+/// Progress that all watchers of a stream have reached may be below the start of one that begins later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_is_not_below_the_start_of_a_watcher_while_another_waits_for_room() {
     let etcd = Etcd::start(Version::V3_7).await;

@@ -26,11 +26,11 @@ pub const PREFIX: &str = "/linear/";
 pub const KEYS: usize = 6;
 /// Timeout of a call, sent as its deadline; the client itself gives up a little later.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How many revisions reads of the past go back.
+/// Bound on the distance of reads of the past from the newest revision, in revisions.
 const BACK: i64 = 300;
-/// How many revisions Compacts go back: reads of the past meet them on both sides.
+/// Distance of Compacts from the newest revision, in revisions: reads of the past meet them on both sides.
 const COMPACT_BACK: std::ops::Range<i64> = 30..BACK;
-/// One of so many calls is a Compact.
+/// Number of calls of which on average one is a Compact.
 const COMPACT_EVERY: u32 = 250;
 /// etcd's number of the comparison target.
 const MOD_REVISION: i32 = 2;

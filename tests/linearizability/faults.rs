@@ -11,7 +11,7 @@ use testkit::fault_link::Condition;
 use testkit::pb::{Empty, MoveLeaderRequest};
 use testkit::wait::{SOON, until};
 
-/// One kind of fault.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     MemberKilled,

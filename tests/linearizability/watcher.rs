@@ -23,7 +23,7 @@ const WATCHES: usize = 4;
 /// Watches of the past go back so many revisions; Compacts of the clients meet some of them.
 const BACK: i64 = 200;
 
-/// What one stream sent and received.
+/// Requests and responses of one stream.
 pub struct Transcript {
     /// Client and server.
     pub name: String,

@@ -48,7 +48,7 @@ pub struct World {
     pub recoveries: BTreeMap<String, Vec<Duration>>,
 }
 
-/// One rangecache with its links. It keeps its URL over restarts.
+/// A rangecache with its links. Keeps its URL over restarts.
 pub struct Sidecar {
     pub name: &'static str,
     pub url: String,

@@ -250,7 +250,7 @@ enum Last {
     Put,
     /// A key is created and deleted: neither the old history nor the new one has it.
     Delete,
-    /// The same key gets the same value as in the new history, at the same revision.
+    /// A key gets the same value as in the new history, at the same revision.
     Same,
 }
 

@@ -102,7 +102,7 @@ async fn resumed_behind_a_compacted_delete(version: &str) -> (testkit::metrics::
     (rangecache.metrics().await, rangecache.log())
 }
 
-/// Such an etcd may have compacted the delete: that is no other history.
+/// An etcd before 3.5.18 may have compacted the delete: its absence does not prove another history.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_delete_of_an_old_etcd_loads_one_mirror_again() {
     let (metrics, log) = resumed_behind_a_compacted_delete("3.5.17").await;

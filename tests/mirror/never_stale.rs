@@ -57,7 +57,7 @@ impl Scene {
         }
     }
 
-    /// One linearizable read of one register.
+    /// Sends a linearizable read of one register, and checks its response.
     async fn read_register(&self, client: &Client, random: &mut StdRng) -> Result<(), String> {
         let register = &self.registers[random.random_range(0..self.registers.len())];
         let list = RangeRequest::prefix(register.prefix());
@@ -94,7 +94,7 @@ impl Scene {
         }
     }
 
-    /// One read of all keys; a serializable one may be stale, but not older than an earlier response.
+    /// Reads all keys; a serializable read may be stale, but not older than an earlier response.
     async fn read_all(&self, client: &Client, serializable: bool) -> Result<(), String> {
         let floor_of = |register: &Register| {
             if serializable {
@@ -124,7 +124,7 @@ impl Scene {
         self.bank.check(part(&answer, self.bank.prefix()))
     }
 
-    /// One read at a revision seen before, which must equal etcd's state at it.
+    /// Reads at a revision seen before; the response must equal etcd's state at it.
     async fn read_pinned(&self, client: &Client, etcd: &Client, random: &mut StdRng) -> Result<(), String> {
         let back = random.random_range(0..200);
         let revision = self.shown.load(Ordering::SeqCst) - back;
@@ -266,7 +266,7 @@ async fn reads_of_a_quiet_prefix_are_never_stale() {
     reads_are_never_stale(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
 }
 
-/// One deletion whose events exceed one response of etcd's watch: no read sees a part of it.
+/// Deletion whose events exceed one response of etcd's watch: no read sees a part of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revision_of_many_events_is_seen_whole() {
     const KEYS: usize = 3_000;

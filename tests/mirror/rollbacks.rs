@@ -26,16 +26,16 @@ const EVENTS: usize = 70;
 /// Revisions of the new history past the last one of the lost history.
 const PAST: i64 = 5;
 
-/// What the mirrors hold, and so what the lost writes are to change for the mirror not to notice.
+/// Scope of the mirrors, which determines the changes that the lost writes must make to stay unnoticed.
 #[derive(Clone, Copy, PartialEq)]
 enum Mirrored {
     /// Every key. The last lost change is the delete of a key that the new history never has.
     Everything,
-    /// One prefix, which the lost writes do not touch.
+    /// A single prefix, which the lost writes do not touch.
     Prefix,
 }
 
-/// One member or three, and a rangecache behind a link to each.
+/// Cluster of one or three members, and a rangecache behind a link to each.
 struct Scene {
     members: Vec<Etcd>,
     links: Vec<FaultLink>,

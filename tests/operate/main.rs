@@ -1,4 +1,4 @@
-//! What an operator meets: starts, stops and hand-overs, `rangecache doctor`, TLS, traces, the status page.
+//! Tests of operation: starts, stops and hand-overs, `rangecache doctor`, TLS, traces, the status page.
 
 #![allow(
     clippy::expect_used,

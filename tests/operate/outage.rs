@@ -1,4 +1,4 @@
-//! What an outage of etcd looks like to operators: calls that fail are told as failed, neither as etcd's responses nor as
+//! Outage of etcd as operators see it: failed calls are reported as failed, neither as etcd's responses nor as
 //! refusals.
 
 use std::collections::BTreeMap;

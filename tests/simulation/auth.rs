@@ -51,7 +51,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// That of a token which no member has issued.
+    /// Identity of a token that no member has issued.
     pub const UNKNOWN: Self = Self {
         user: User::Mirror,
         history: 0,
@@ -74,7 +74,7 @@ impl Identity {
     }
 }
 
-/// What a call needs.
+/// Right that a call needs.
 #[derive(Clone, Debug)]
 pub enum Needs {
     /// To read `[key, range_end)`, in etcd's meaning of both.
@@ -86,12 +86,12 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// What a read needs.
+    /// Right that a read needs.
     pub fn to_read(range: &RangeRequest) -> Self {
         Self::Read(range.key.clone(), range.range_end.clone())
     }
 
-    /// What a watch needs.
+    /// Right that a watch needs.
     pub fn to_watch(create: &WatchCreateRequest) -> Self {
         Self::Read(create.key.clone(), create.range_end.clone())
     }
@@ -161,7 +161,7 @@ impl Refusal {
     }
 }
 
-/// Who calls, as a member knows it.
+/// Caller as a member knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Info {
     user: User,
@@ -201,8 +201,7 @@ impl Auth {
         self.is_on = is_on;
     }
 
-    /// Who sends a call with the token of `identity` in history number `history`; `None` if that does not matter, or without
-    /// a token.
+    /// Caller with the token of `identity` in history number `history`; `None` if auth is off, or without a token.
     pub fn identify(&self, identity: Option<Identity>, history: usize) -> Result<Option<Info>, Refusal> {
         let Some(identity) = identity.filter(|_| self.is_on) else {
             return Ok(None);

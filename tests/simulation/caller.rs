@@ -55,7 +55,7 @@ pub async fn connect(authority: &str) -> Option<Client> {
     Client::over(stream, &url).await.ok()
 }
 
-/// The same connection with a token of `user`, unless auth is off or no token can be had.
+/// Returns the client with a token of `user` and the token's identity, unless auth is off or no token can be had.
 pub async fn authenticated(client: Client, user: Option<User>) -> (Client, Option<Identity>) {
     let Some(user) = user else {
         return (client, None);
@@ -84,9 +84,9 @@ pub struct Caller {
     pub has_long_values: bool,
     /// Number of the first key that it writes; it writes all behind it, too.
     pub first_written: usize,
-    /// Who it is.
+    /// User whose token its calls have.
     pub user: Option<User>,
-    /// Whose token its calls have.
+    /// Identity whose token its calls have.
     pub identity: Mutex<Option<Identity>>,
     /// Whether it needs a new token.
     pub wants_token: AtomicBool,

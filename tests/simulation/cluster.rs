@@ -25,24 +25,24 @@ const QUORUM: usize = 2;
 /// Time after which a member gives up a proposal or a linearizable read.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
 
-/// One member.
+/// Member of the cluster.
 #[derive(Clone, Debug)]
 pub struct Member {
     /// Its id, which is another one once it was replaced.
     pub id: u64,
-    /// It does not vote yet, and serves little.
+    /// Whether it does not vote yet, and serves little.
     pub is_learner: bool,
     /// Raft entries that it has applied.
     pub applied: usize,
     /// Its process runs.
     pub is_up: bool,
-    /// It cannot reach the other members, nor they it.
+    /// Whether it and the other members cannot reach each other.
     pub is_isolated: bool,
     /// Its process is suspended.
     pub is_paused: bool,
-    /// It takes part in raft, but applies nothing.
+    /// Whether it takes part in raft, but applies nothing.
     pub is_stuck: bool,
-    /// It answers no progress requests.
+    /// Whether it answers no progress requests.
     pub is_silent: bool,
     /// Milliseconds until it applies the next entry.
     pub lag: Range<u64>,
@@ -118,7 +118,7 @@ impl State {
             .for_each(|member| member.applied = applied);
     }
 
-    /// What `member` has applied.
+    /// State that `member` has applied.
     pub fn applied(&self, member: usize) -> Entry {
         self.history().after(self.members[member].applied)
     }

@@ -18,7 +18,7 @@ use crate::world::World;
 /// Bound on the time until a load has begun.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One kind of fault.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     ConnectionsCut,
@@ -72,7 +72,7 @@ impl Fault {
         Fault::RestoreInLoad,
     ];
 
-    /// What meets a replaced history.
+    /// Faults that are combined with replaced histories.
     const WITH_RESTORES: [Fault; 12] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,

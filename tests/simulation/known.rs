@@ -1,5 +1,5 @@
-//! What clients know, and the judge of reads: revisions are in every response, so that each response is compared with the
-//! model's own state at its revision, and its revision with those in the responses that came before its request.
+//! State known to clients, and the judge of reads: revisions are in every response, so that each response is compared with
+//! the model's own state at its revision, and its revision with those in the responses that came before its request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ const ANSWERED_AGE: Duration = Duration::from_secs(1);
 /// Time after an answer in which rangecache may not have read it.
 const ANSWERED_MARGIN: Duration = Duration::from_millis(20);
 
-/// What responses have shown of one history.
+/// Facts about one history that responses have shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Floor {
     /// Highest revision in any response.
@@ -36,7 +36,7 @@ pub struct Floor {
     auth_enabled: usize,
 }
 
-/// What is known of one history.
+/// Known facts about one history.
 #[derive(Debug, Default)]
 struct KnownHistory {
     floor: Floor,
@@ -54,7 +54,7 @@ pub struct Begin {
     at: Instant,
     /// Reads that rangecache had sent to members.
     reads: usize,
-    /// Whose token the call has.
+    /// Identity whose token the call has.
     pub identity: Option<Identity>,
     /// Number of raft entries.
     entries: usize,
@@ -77,7 +77,7 @@ struct Right {
     at: Option<i64>,
 }
 
-/// What clients know; see the module.
+/// State known to clients; see the module.
 pub struct Known {
     cluster: Arc<Cluster>,
     histories: Mutex<Vec<KnownHistory>>,
@@ -398,7 +398,7 @@ pub fn is_unavailable(status: &Status) -> bool {
     status.code == UNAVAILABLE || status.code == DEADLINE_EXCEEDED
 }
 
-/// What is wrong with a response to a read of this history, whose header may not be below `floor`.
+/// Violation by a response to a read of this history, whose header may not be below `floor`.
 fn judge(
     history: &History,
     floor: Floor,

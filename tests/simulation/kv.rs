@@ -38,7 +38,7 @@ const CHUNK_KEYS: usize = 3;
 /// etcd's number of the comparison target.
 pub const MOD_REVISION: i32 = 2;
 
-/// Who calls which member.
+/// Caller, and the member that it calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller {
     pub member: usize,

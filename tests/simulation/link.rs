@@ -1,4 +1,4 @@
-//! One connection to a member.
+//! Connection to a member.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

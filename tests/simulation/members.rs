@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::server;
 
-/// Who calls a member.
+/// Side from which a member is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
     Rangecache,

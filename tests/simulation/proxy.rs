@@ -43,7 +43,7 @@ pub fn connect() -> io::Result<ClosedOnExit<DuplexStream>> {
     Ok(ClosedOnExit::new(stream, exited))
 }
 
-/// What a seed chooses about the rangecache.
+/// Settings of the rangecache that a seed chooses.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Flags without prefixes.

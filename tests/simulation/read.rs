@@ -15,7 +15,7 @@ use crate::members::From;
 #[derive(Clone, Debug)]
 pub struct Read {
     pub request: RangeRequest,
-    /// How old the state may be that a linearizable read gets from rangecache (`rangecache-max-staleness`).
+    /// Largest age of the state that a linearizable read gets from rangecache (`rangecache-max-staleness`).
     pub max_staleness: Option<Duration>,
     /// Revision that its response has at least (`rangecache-min-revision`).
     pub min_revision: Option<i64>,

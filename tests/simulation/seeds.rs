@@ -20,7 +20,7 @@ const PROGRESS_SEEDS: u64 = 500;
 /// Lines of a failing trace that are printed.
 const TRACE_LINES: usize = 60;
 
-/// Which faults seeds have.
+/// Kinds of faults that the seeds have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// All kinds.
@@ -46,7 +46,7 @@ impl Job {
     }
 }
 
-/// What came of one seed.
+/// Result of one seed.
 pub struct Run {
     pub seed: u64,
     /// The line behind [`RESULT`], which has the hash of the trace; `None` if the process did not come to its end.

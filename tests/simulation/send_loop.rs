@@ -1,5 +1,5 @@
-//! What a member's watch stream sends. As in etcd, responses to creates and cancels wait in one queue, everything else in
-//! another, and either may be first; what a watcher gets is held until its `created` was sent.
+//! Responses of a member's watch stream. As in etcd, responses to creates and cancels wait in one queue, everything else
+//! in another, and either may be first; what a watcher gets is held until its `created` was sent.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +10,7 @@ use testkit::watch_rules::NO_ID;
 use crate::chance::Chance;
 use crate::server::Messages;
 
-/// One response, in fragments if it is long.
+/// Response, in fragments if it is long.
 type Fragments = Vec<WatchResponse>;
 
 /// The responses of a stream that wait to be sent.

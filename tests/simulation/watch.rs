@@ -54,7 +54,7 @@ pub struct Stream {
     caller: Caller,
     needs_leader: bool,
     messages: Messages,
-    /// What the stream sends.
+    /// Responses that the stream sends.
     responses: SendLoop,
     watchers: BTreeMap<i64, Watcher>,
     next_id: i64,

@@ -27,7 +27,7 @@ const LONG_KEY_BYTES: usize = 2_000;
 /// Bound on the time until the last writes have arrived.
 const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What one stream sent and received.
+/// Requests and responses of one stream.
 pub struct Transcript {
     pub name: String,
     pub steps: Vec<Step>,
@@ -53,7 +53,7 @@ pub struct Watcher {
     pub chance: Chance,
     /// Whether some of its watches begin at long keys, which differ.
     pub has_long_keys: bool,
-    /// Who it is.
+    /// User whose token its streams have.
     pub user: Option<User>,
 }
 
@@ -61,7 +61,7 @@ pub struct Watcher {
 struct Open<'a> {
     of: &'a Watcher,
     stream: WatchStream,
-    /// Whose token it has.
+    /// Identity whose token the stream has.
     identity: Option<Identity>,
     /// Creates without a `created`: when each was sent, and what it needs.
     creating: VecDeque<(Begin, Needs)>,

@@ -1,4 +1,4 @@
-//! One simulation: the model, a rangecache, clients and faults, from one seed.
+//! Simulation from one seed: the model, a rangecache, clients and faults.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +30,7 @@ use crate::watcher::{Watched, Watcher};
 const PAGE_KEYS: i64 = 2;
 /// Bound on the time until memory serves, and until the cluster serves again after the last fault.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
-/// The same with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
+/// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
 const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The parts that faults change.
@@ -40,7 +40,7 @@ pub struct World {
     pub chance: Chance,
 }
 
-/// What came of a simulation.
+/// Result of a simulation.
 pub struct Outcome {
     pub violations: Vec<String>,
     pub trace: Trace,

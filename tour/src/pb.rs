@@ -34,7 +34,7 @@ pub(crate) struct TxnRequest {
     pub(crate) success: Vec<PutOp>,
 }
 
-/// One write of a transaction.
+/// Put in a transaction.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct PutOp {
     #[prost(message, optional, tag = "2")]

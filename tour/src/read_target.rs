@@ -1,4 +1,4 @@
-//! What the tour reads.
+//! Keys that the tour reads.
 
 use bytes::Bytes;
 

@@ -23,7 +23,7 @@ const MAX_KEYS: i64 = 10_000;
 /// Page size of kube-apiserver's clients.
 const PAGE_KEYS: i64 = 500;
 
-/// One line of the table.
+/// Line of the table: a read and its name.
 struct Read {
     name: String,
     request: RangeRequest,

@@ -1,4 +1,4 @@
-//! What fails meanwhile, in a fixed order again and again.
+//! Faults during the soak, in a fixed order, repeatedly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

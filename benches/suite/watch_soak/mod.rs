@@ -144,7 +144,7 @@ struct Soak {
     beside_puts: Latencies,
 }
 
-/// What the samples have collected.
+/// Figures that the samples have collected.
 #[derive(Default)]
 struct Samples {
     rss_mb: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What a watcher has received, in a form that is compared cheaply.
+//! Events that a watcher has received, in a form that is compared cheaply.
 
 use super::truth::Mark;
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::truth::Truth;
 
-/// What all tasks share.
+/// State shared by all tasks.
 pub(super) struct Shared {
     pub(super) truth: Arc<Truth>,
     /// Revision up to which history is compacted.

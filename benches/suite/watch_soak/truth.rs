@@ -1,4 +1,4 @@
-//! What etcd has written: the events of each range, as a member that no fault concerns delivers them.
+//! Events that etcd has written, by range, as a member that no fault concerns delivers them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) const RANGES: usize = 50;
 /// Number under which the range of everything is known.
 pub(super) const EVERYTHING: usize = RANGES;
 
-/// One event: its revision, and the number of the put that made it.
+/// Revision of an event, and the number of the put that made it.
 pub(super) type Mark = (i64, u64);
 
 /// The events of etcd, by range.

@@ -45,19 +45,19 @@ const SMALL: Windows = Windows {
 const REOPEN: Duration = Duration::from_millis(100);
 /// Timeout of the first `created` of all streams.
 const CREATED: Duration = Duration::from_secs(60);
-/// One of so many events has its latency kept.
+/// Number of events of which one has its latency kept.
 const SAMPLED: u64 = 16;
 
-/// How a client reads.
+/// Pace at which a client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pace {
     Prompt,
     Slow,
-    /// It reads nothing for this long, again and again.
+    /// The client repeatedly reads nothing for this long.
     Stalls(Duration),
 }
 
-/// One watcher.
+/// Watcher with the events that it has received.
 #[derive(Debug)]
 struct Watcher {
     range: usize,
@@ -68,7 +68,7 @@ struct Watcher {
     ended: Vec<Run>,
 }
 
-/// What the watchers of one stream have received since it was taken.
+/// Counts and latencies of the events that the watchers of one stream have received since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     pub(super) events: u64,
@@ -155,7 +155,7 @@ impl Group {
         self.streams.iter().map(|state| state.lock().watchers.len()).sum()
     }
 
-    /// What was received since the last call.
+    /// Takes the counts and latencies since the last call, summed over all streams.
     pub(super) fn take(&self) -> Received {
         let mut sum = Received::default();
         for state in &self.streams {

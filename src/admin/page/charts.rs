@@ -12,7 +12,7 @@ pub(super) const WIDTH: usize = SAMPLES + 1;
 /// Height of a chart in its own units.
 pub(super) const HEIGHT: f64 = 100.0;
 
-/// One layer of a chart.
+/// Layer of a chart: a path through its values.
 #[derive(Debug)]
 pub(super) struct Layer<'a> {
     /// Class of the path.

@@ -6,7 +6,7 @@ use super::parts::section;
 use crate::admin::status::clients::ClientStatus;
 use crate::diagnosis::format::{bytes, count, rate};
 
-/// Who the clients are and what they cost, the most costly first; nothing before the first one.
+/// Table of the clients and their costs, the most costly first; nothing before the first client.
 pub(super) fn clients(clients: &[ClientStatus]) -> Markup {
     if clients.is_empty() {
         return html! {};

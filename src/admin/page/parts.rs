@@ -27,7 +27,7 @@ impl Render for Flags<'_> {
     }
 }
 
-/// What an operator can do; nothing if `remedy` is empty.
+/// Remedy for the operator; nothing if `remedy` is empty.
 pub(super) fn remedy(remedy: &str) -> Markup {
     html! {
         @if !remedy.is_empty() { p.remedy { b { "To do:" } " " (Flags(remedy)) } }

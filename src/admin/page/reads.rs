@@ -14,7 +14,7 @@ use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
 use crate::diagnosis::reasons::{Explanation, Source, describe_outcome, explain};
 use crate::telemetry::Outcome;
 
-/// One of the counters of a sample.
+/// Function that reads a counter of a sample.
 type Counter = fn(&Counts) -> u64;
 
 /// Slowest calls that are shown without opening the rest.
@@ -181,7 +181,7 @@ pub(super) fn reasons(status: &Status) -> Markup {
     section("reasons", "Why not from memory", &content)
 }
 
-/// One item per reason with all outcomes for it, the most frequent first.
+/// List of the reasons with all outcomes of each, the most frequent reason first.
 fn by_reason(all: &[&OutcomeCount]) -> Markup {
     let mut reasons: Vec<(Explanation, u64, Vec<&OutcomeCount>)> = Vec::new();
     for read in all {
@@ -239,7 +239,7 @@ pub(super) fn slowest(slowest: &[SlowCall]) -> Markup {
     section("slowest", "Slowest reads", &content)
 }
 
-/// One call; its bar is proportional to the slowest call's.
+/// List item of a call; its bar is proportional to the slowest call's.
 fn slow_call(call: &SlowCall, longest_seconds: f64) -> Markup {
     let phases: Vec<_> = call
         .phases

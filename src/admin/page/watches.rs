@@ -45,8 +45,8 @@ pub(super) fn watches(status: &Status) -> Markup {
     section("watches", "Watches", &content)
 }
 
-/// How memory serves its streams, and why etcd serves the others; nothing if memory has served none, as with
-/// `--watch-cache=off`.
+/// Figures of the streams that memory serves, and the reasons why etcd serves the others; nothing if memory has served
+/// none, as with `--watch-cache=off`.
 fn details(watches: &WatchStatus) -> Markup {
     html! {
         dl.pairs {

@@ -72,7 +72,7 @@ pub(crate) struct FlagStatus {
     pub(crate) flag: String,
     /// Empty if it has none.
     pub(crate) value: String,
-    /// Where the value comes from.
+    /// Source of the value: command line, environment, flags file or default.
     pub(crate) source: &'static str,
 }
 
@@ -238,7 +238,7 @@ pub(crate) struct Budget {
     pub(crate) used: u64,
     pub(crate) limit: u64,
     pub(crate) ratio: f64,
-    /// What happens at the bound.
+    /// Consequence of reaching the bound.
     #[serde(skip)]
     pub(crate) at_limit: &'static str,
     /// Whether the bound is meant to be reached.
@@ -253,7 +253,7 @@ impl Budget {
     }
 }
 
-/// One of the slowest calls. Times are in seconds since its arrival; 0 means none for revisions and counts.
+/// Entry of the list of slowest calls. Times are in seconds since its arrival; 0 means none for revisions and counts.
 #[derive(Debug, Serialize)]
 pub(crate) struct SlowCall {
     pub(crate) method: &'static str,

@@ -61,7 +61,7 @@ fn outcomes(samples: &[Arc<Sample>]) -> Vec<OutcomeCount> {
     outcomes
 }
 
-/// What half of the reads, and 99 of 100, of these samples took at most; `None` without reads.
+/// Upper bounds on the median and the 99th percentile of the reads' latency in these samples; `None` without reads.
 pub(in crate::admin) fn latency<S: AsRef<Sample>>(
     samples: &[S],
     counts: impl Fn(&Counts) -> &LatencyCounts,

@@ -29,7 +29,7 @@ pub(in crate::mirror) enum Step {
 }
 
 impl Step {
-    /// What the step does behind `revision`: events up to there are known.
+    /// Returns the step without the events up to `known`, which the mirror has.
     pub(in crate::mirror) fn behind(self, known: i64) -> Step {
         let Step::Apply {
             mut changes,

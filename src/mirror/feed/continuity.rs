@@ -39,7 +39,7 @@ use crate::upstream::{Connection, header_request, is_compaction, is_future_revis
 /// them, and lets writes wait meanwhile (about a microsecond each).
 const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
 
-/// How a feed is proven to continue the mirror's history.
+/// Method by which a feed is proven to continue the mirror's history.
 #[derive(Debug)]
 pub(super) enum Proof {
     /// The mirror was just loaded by this connection, and its member still responds.
@@ -50,7 +50,7 @@ pub(super) enum Proof {
     Comparison,
 }
 
-/// What the responses of a feed show so far.
+/// Verdict on a feed by its responses so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judgement {
     /// The next response decides.

@@ -1,4 +1,4 @@
-//! How a feed ends.
+//! Reasons for which a feed ends.
 
 use crate::mirror::load::LoadCause;
 use crate::mirror::view::StaleEpoch;

@@ -14,7 +14,7 @@ const MAX_REMEMBERED: usize = 1024;
 
 /// Time without an event or a later revision after which a feed is replaced while a reader waits for it.
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
-/// The same, if its member is unhealthy and another one is healthy.
+/// Stall timeout of a feed whose member is unhealthy while another one is healthy.
 const STALL_TIMEOUT_UNHEALTHY: Duration = Duration::from_millis(200);
 /// Time after which a feed that advances, but has not reached a proven revision, is replaced if another member is
 /// healthy.
@@ -41,7 +41,7 @@ impl Lag {
     }
 }
 
-/// How late a feed is that is asked for progress.
+/// Delay of a feed that is asked for progress.
 #[derive(Debug)]
 pub(in crate::mirror) struct Lateness {
     /// When the last event or later revision arrived, or the feed fell behind.
@@ -84,8 +84,8 @@ impl Lateness {
         )
     }
 
-    /// The same, if another member is healthy and the feed's is not (`has_better`), or another one is healthy at all
-    /// (`has_another`).
+    /// Returns why the feed has to be replaced, if it has. `has_better` returns whether another member is healthy and the
+    /// feed's is not, `has_another` whether another one is healthy at all.
     fn judge(
         &self,
         has_better: impl FnOnce() -> bool,

@@ -46,7 +46,7 @@ pub(in crate::mirror) struct Feed<'a> {
 /// A feed that continues the mirror's history.
 pub(super) struct Proven<'a> {
     feed: Feed<'a>,
-    /// What has arrived behind the mirror's revision.
+    /// First step of the feed, without the events that the mirror has.
     first: Step,
 }
 
@@ -297,7 +297,7 @@ impl<'a> Feed<'a> {
         .await
     }
 
-    /// What one response does: events, a fragment of them, or progress. `None` if it has no effect.
+    /// Returns the effect of a response: events, a fragment of them, or progress. `None` if it has no effect.
     pub(super) fn step(&mut self, response: &WatchResponse) -> Result<Option<Step>, FeedEnd> {
         faults::trip(Fault::Feed);
         if response.canceled {

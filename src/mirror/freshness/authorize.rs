@@ -35,7 +35,7 @@ pub struct Authorization<'a> {
     pub serializable: bool,
 }
 
-/// Whose credentials a check carries, and which permission it requests.
+/// Credentials that a check carries, and the permission that it requests.
 pub(super) enum Caller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
     Anonymous,

@@ -46,7 +46,7 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 /// Timeout of one authorization of rangecache's own user.
 const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What to do about a change that a check has found.
+/// Callbacks for changes that a check has found.
 pub struct Findings {
     /// History was replaced; called with the header of the new one.
     pub replaced: Box<dyn Fn(&ResponseHeader) + Send + Sync>,
@@ -164,7 +164,7 @@ impl Freshness {
         if is_past { revision.max(0) } else { 0 }
     }
 
-    /// What the result of a check means for a read at `revision`; `None` if the read needs another check.
+    /// Consequence of a check's result for a read at `revision`; `None` if the read needs another check.
     fn settle(&self, revision: i64, result: Result<Proof, Unproven>) -> Option<Result<Proof, Unproven>> {
         match result {
             Ok(proof) if revision <= 0 || proof.header.revision < revision => Some(Ok(proof)),

@@ -1,4 +1,4 @@
-//! One shared quorum check and the reads that wait for it, and the decision when the next one is sent.
+//! Shared quorum check with the reads that wait for it, and the decision when the next one is sent.
 //!
 //! ```text
 //!   a read ──▶ gathering ── due ──▶ in flight ──▶ done: wakes its reads
@@ -127,7 +127,7 @@ impl Rounds {
     }
 }
 
-/// One check and the reads that it serves.
+/// Shared quorum check and the reads that it serves.
 pub(super) struct Round {
     /// When the first read joined. The timeout of all reads of the round starts here.
     pub(super) created: Instant,

@@ -33,7 +33,7 @@ use crate::mirror::metrics::{Unreadable, UnreadableMetrics};
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The same history, at the same or a later revision.
+    /// The response is of the same history, at the same or a later revision.
     Continues,
     /// The history was replaced, and this response is the first that shows it: the caller drops the mirrors.
     Replaced,

@@ -42,7 +42,7 @@ struct Part {
     from: Bytes,
     end: Bytes,
     keys: u64,
-    /// Those that are compared.
+    /// Entries that are compared: those among the newest of all parts.
     newest: Vec<Entry>,
 }
 

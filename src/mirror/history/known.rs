@@ -1,4 +1,4 @@
-//! One history of etcd as far as it is known here: its identity, and the revisions that were seen, shown and compacted.
+//! Known history of etcd: its identity, and the revisions that were seen, shown and compacted.
 //!
 //! A history is replaced as a whole ([`ClusterState`](super::cluster_state::ClusterState) owns the current one). Each
 //! check, feed, load and forwarded response notes its revisions in the history in which it began, so that a late note
@@ -43,7 +43,7 @@ impl HistoryId {
     }
 }
 
-/// One history of etcd. All fields that a read needs are atomic.
+/// Known history of etcd. All fields that a read needs are atomic.
 #[derive(Debug)]
 pub struct History {
     /// Its name.

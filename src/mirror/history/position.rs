@@ -1,4 +1,4 @@
-//! Where a member is in etcd's history: by this the history behind a connection is compared with the known one (I4).
+//! Position of a member in etcd's history, by which the history behind a connection is compared with the known one (I4).
 
 use std::sync::Arc;
 

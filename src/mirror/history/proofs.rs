@@ -21,7 +21,7 @@ const DISTANCE: Duration = Duration::from_millis(20);
 pub struct SentAt {
     /// By the clock that stands still while the machine is suspended.
     pub instant: Instant,
-    /// How long the machine had been suspended since its start.
+    /// Total time for which the machine had been suspended since its start.
     suspended: Duration,
 }
 

@@ -13,7 +13,7 @@ pub(in crate::mirror) enum LoadCause {
     MayFit,
     /// etcd has compacted this revision, past that of the mirror.
     Compacted(i64),
-    /// It cannot be proven that etcd continues the mirror's history.
+    /// Continuity of etcd's history with the mirror's cannot be proven.
     Unproven,
     /// etcd sent an event that is not understood.
     Malformed,

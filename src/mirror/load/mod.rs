@@ -110,7 +110,7 @@ pub(super) enum LoadError {
     Build,
 }
 
-/// One load of one mirror.
+/// Load of one mirror.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
     /// Every mirror: their memory together, and what drops them.

@@ -24,7 +24,7 @@ use crate::upstream::{Channel, Connection, ConnectionClass, Upstream, current_he
 /// Timeout of a read that measures etcd's latency.
 const LATENCY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the loads of this process share.
+/// Pace of loads, shared by the loads of this process.
 #[derive(Debug)]
 pub(in crate::mirror) struct LoadPacing {
     origin: Instant,

@@ -1,4 +1,4 @@
-//! One mirror as readers see it: in service with a view, or out of service for a reason.
+//! Mirror as readers see it: in service with a view, or out of service for a reason.
 //!
 //! Readers load the [`State`] without a lock. A task that changes it holds the lock on `contents` and the [`Epoch`]
 //! in which it started: when history is replaced the epoch advances, and later changes of an old feed or load are

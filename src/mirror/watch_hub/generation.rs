@@ -1,4 +1,4 @@
-//! What all readers of one load of a mirror share.
+//! State shared by all readers of one load of a mirror.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use crate::mirror::history::HistoryId;
 use crate::mirror::view::Ended;
 
-/// One load of the mirror, as the feed has changed it since.
+/// Load of the mirror, as changed by the feed since.
 #[derive(Debug)]
 pub(super) struct Generation {
     /// Number of the load.

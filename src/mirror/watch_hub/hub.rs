@@ -71,7 +71,7 @@ pub struct HubBounds {
     pub max_list_bytes: u64,
 }
 
-/// What a hub holds. Determined every second.
+/// Watchers, topics and memory of a hub. Determined every second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Watchers.
@@ -142,7 +142,7 @@ impl WatchHub {
         }
     }
 
-    /// What the hub holds, as of a second ago.
+    /// Watchers, topics and memory of the hub, as of a second ago.
     #[must_use]
     pub fn held(&self) -> Held {
         *self.held.lock()

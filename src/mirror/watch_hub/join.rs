@@ -1,4 +1,4 @@
-//! What a watcher asks of a hub.
+//! Request of a watcher to join a hub.
 
 use bytes::Bytes;
 

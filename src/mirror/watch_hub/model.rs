@@ -69,7 +69,7 @@ impl From<&Change> for Event {
     }
 }
 
-/// What one etcd with one history has done.
+/// Model of an etcd with one history, and of the mirror's loads.
 #[derive(Debug, Default)]
 struct Model {
     keys: BTreeMap<Vec<u8>, KeyValue>,
@@ -267,7 +267,7 @@ impl Run {
         }
     }
 
-    /// One revision of etcd.
+    /// Commits a revision to the model: puts (`true`) and deletes of keys by number. Returns its events.
     fn commit(model: &mut Model, revision: i64, keys: &BTreeMap<usize, bool>) -> Vec<Change> {
         let mut changes = Vec::new();
         for (index, is_put) in keys {

@@ -11,7 +11,7 @@ use crate::cache::Change;
 use crate::mirror::history::HistoryId;
 use crate::mirror::view::Ended;
 
-/// One watcher as the hub sees it.
+/// Watcher as the hub sees it.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) signal: Arc<Signal>,

@@ -24,7 +24,7 @@ const PREFIX_PARTS: usize = 2;
 /// Characters of a call's path that are logged.
 const MAX_PATH_CHARACTERS: usize = 256;
 
-/// One call that is logged when this is dropped.
+/// Access log entry of a call in flight; logged when dropped.
 #[derive(Debug)]
 pub(super) struct AccessCall {
     log: AccessLog,

@@ -8,7 +8,7 @@ use crate::net::Transport;
 use crate::telemetry::metrics::CallMethod;
 use crate::telemetry::outcome::Kind;
 
-/// What decides about a call before its message is read.
+/// Facts that decide about a call before its message is read.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proxy) struct CallHead {
     /// Method, by the path.
@@ -43,7 +43,7 @@ impl CallHead {
         (self.is_http2 && self.is_grpc).then(|| CallMethod::of_path(path))
     }
 
-    /// What the call is counted as if it is a read.
+    /// Kind of read under which the call is counted; `None` if it is not a read.
     pub(in crate::proxy) fn read_kind(&self) -> Option<Kind> {
         match self.method {
             Method::Range => Some(Kind::Unary),

@@ -1,4 +1,4 @@
-//! One call, whatever its method: what its head says, and what is known of it when it ends.
+//! Calls of every method: what the head of a call says, and what is known of the call when it ends.
 //!
 //! | file | subject |
 //! |---|---|

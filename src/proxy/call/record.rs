@@ -39,7 +39,7 @@ impl Ended {
     }
 }
 
-/// One call. Dropping it reports the call.
+/// Record of a call from its arrival to the end of its response. Dropping it reports the call.
 #[derive(Debug)]
 pub(in crate::proxy) struct CallRecord {
     telemetry: Arc<ProxyTelemetry>,

@@ -37,9 +37,9 @@ const HTTP_METHODS: [&str; 9] = [
 /// OpenTelemetry's conventions that name the call and its end.
 #[derive(Clone, Debug)]
 enum Convention {
-    /// Those of gRPC, with the method.
+    /// Conventions of gRPC, with the method.
     Grpc(String),
-    /// Those of HTTP, with the method.
+    /// Conventions of HTTP, with the method.
     Http(&'static str),
 }
 

@@ -6,7 +6,7 @@ use crate::proxy::forward::{outcome_of, status_without_turn, without_share};
 use crate::telemetry::outcome::Failure;
 use crate::telemetry::{Outcome, Reason};
 
-/// How a read ends without a response of etcd.
+/// End of a read without a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
     /// Outcome of the read.

@@ -16,8 +16,8 @@ use tokio_util::task::TaskTracker;
 
 /// Calls in flight and the shared calls that follow them, by key.
 pub(super) struct SingleFlight<T> {
-    /// One entry per key with a call in flight, so that the map is bounded by the calls in flight. The value is the
-    /// shared call that starts next, if a call waits for it.
+    /// Shared call that starts next, if a call waits for it, by key. Exactly the keys with a call in flight have an entry,
+    /// so that the map is bounded by the calls in flight.
     next_calls: Mutex<HashMap<Bytes, Option<SharedCall<T>>>>,
     /// Joins the tasks of shared calls.
     tasks: TaskTracker,

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::limits::{ClientAccount, NoTurn, Turn, Turns};
 
-/// One call's access to the turns.
+/// Access of one call to the turns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate<'a> {
     pub(crate) turns: &'a Arc<Turns>,

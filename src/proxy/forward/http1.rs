@@ -73,7 +73,7 @@ fn outcome_of(error: &(dyn std::error::Error + 'static)) -> Outcome {
     }
 }
 
-/// As many HTTP/1 requests as may be are in flight to etcd.
+/// The bound on HTTP/1 requests in flight to etcd is reached.
 #[derive(Debug, thiserror::Error)]
 #[error("too many HTTP/1 requests are in flight; try again")]
 struct TooManyRequests;

@@ -32,13 +32,13 @@ const READY_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct Http1Pool {
     max_idle: usize,
     idle: Mutex<IdleConnections>,
-    /// One permit per connection that may be opened now.
+    /// Permits for the connections that may be opened now, one each.
     opening: Semaphore,
     /// Wakes a request that waits for a connection.
     returned: Notify,
 }
 
-/// What a request is sent on.
+/// Connection on which a request is sent.
 pub(super) enum Next<'a> {
     /// A connection that waited for a request.
     Kept(Http1Connection),

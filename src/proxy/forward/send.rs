@@ -52,9 +52,9 @@ pub(crate) struct Forward {
     pub(crate) max_wait: Duration,
     /// Turns of small reads, streams and new watches (`--forward-max-small`).
     pub(crate) small_turns: Arc<Turns>,
-    /// One permit per HTTP/1 connection to etcd, as many as client connections: descriptors are shared out so.
+    /// Permits for HTTP/1 connections to etcd, as many as client connections: file descriptors are divided accordingly.
     pub(crate) http1_connections: Arc<Semaphore>,
-    /// Those connections.
+    /// Pool of the HTTP/1 connections to etcd.
     pub(crate) http1_pool: Arc<Http1Pool>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,

@@ -65,7 +65,7 @@ impl AbortedResponses {
     }
 }
 
-/// What calls are counted by. Cloning counts references.
+/// Metrics of calls. Cloning counts references.
 #[derive(Clone, Debug)]
 pub struct ProxyMetrics {
     /// Range and RangeStream.

@@ -14,7 +14,7 @@ fn of_etcd() -> impl Iterator<Item = (&'static str, &'static str)> {
     Reason::ALL.iter().map(|reason| ("etcd", reason.as_str()))
 }
 
-/// What answers a request to create a watcher, with the kind of its start or the reason.
+/// Sources of the response to a create request, each with the kind of the watcher's start or the reason.
 fn created() -> impl Iterator<Item = (&'static str, &'static str)> {
     let kinds = ["now", "revision", "compacted", "refused"].map(|kind| ("memory", kind));
     let ended = [Reason::HistoryReplaced, Reason::FeedLost].map(|reason| ("interrupted", reason.as_str()));

@@ -48,7 +48,7 @@ pub(super) struct Proven<'a> {
     pub(super) basis: Basis,
 }
 
-/// What permits the answer.
+/// Basis on which the answer is permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
     /// The proof that the read needs.

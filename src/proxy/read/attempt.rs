@@ -18,7 +18,7 @@ use crate::upstream::Version;
 /// Request of a read, whatever its wire format.
 pub(in crate::proxy) struct ReadRequest {
     pub(super) query: RangeQuery,
-    /// What the headers say about the call.
+    /// Metadata of the call, from its headers.
     pub(super) metadata: CallMetadata,
     /// Headers of the gRPC call. They carry the caller's credentials to etcd.
     pub(super) headers: HeaderMap,
@@ -45,7 +45,7 @@ impl Deadlines {
     }
 }
 
-/// One read that is to be answered from `mirror`.
+/// Attempt to answer a read from `mirror`.
 pub(super) struct ReadAttempt<'a> {
     pub(super) proxy: &'a Proxy,
     pub(super) request: &'a ReadRequest,

@@ -24,7 +24,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 /// Longest text that etcd sends with its length, in bytes: the buffer of Go's HTTP server.
 const COUNTED_JSON_BYTES: usize = 2 << 10;
 
-/// Where the entries of a response are.
+/// Location of a response's entries.
 pub(in crate::proxy) enum EntrySource<'a> {
     /// In a view of this mirror; `is_past` for one at a past revision.
     Mirror {
@@ -35,7 +35,7 @@ pub(in crate::proxy) enum EntrySource<'a> {
     Series(HeldBytes),
 }
 
-/// What keeps the entries of a response in memory.
+/// Guard that keeps the entries of a response in memory.
 #[derive(Debug)]
 enum Kept {
     View(Option<HeldView>),

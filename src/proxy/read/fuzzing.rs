@@ -85,7 +85,7 @@ pub(crate) fn range_plan(data: &[u8]) {
     check_plan(&query, &known.inputs());
 }
 
-/// What each plan requires, read from its meaning and not from the order in which `plan` decides.
+/// Checks what each plan requires, read from its meaning and not from the order in which `plan` decides.
 fn check_plan(query: &RangeQuery, inputs: &PlanInputs<()>) {
     let planned = plan(query, inputs);
     let dialect = match inputs.version {

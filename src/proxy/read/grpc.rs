@@ -1,4 +1,4 @@
-//! What KV/Range and KV/RangeStream have in common: reads and decodes the message and the metadata, and gets the response
+//! Common part of KV/Range and KV/RangeStream: reads and decodes the message and the metadata, and gets the response
 //! from etcd by way of `fallback`.
 
 use bytes::Bytes;
@@ -36,7 +36,7 @@ pub(in crate::proxy) struct Original {
 /// Bytes of a message that the call has counted when it was admitted: a short read that has room is not refused later.
 const SHORT_MESSAGE_BYTES: u64 = 1 << 10;
 
-/// One of the two methods.
+/// gRPC method of reads: KV/Range or KV/RangeStream.
 pub(in crate::proxy) trait GrpcMethod: Default {
     const METHOD: Method;
     /// The kind of read that metrics count.
@@ -202,7 +202,7 @@ impl<M: GrpcMethod> WireFormat for M {
     }
 }
 
-/// How many of the `bytes` of a message that have arrived are to be counted, while `uncounted` of it are not.
+/// Returns how many of the `bytes` that have arrived are to be counted. Up to `uncounted` are not, and are deducted from it.
 fn take_counted(uncounted: &mut u64, bytes: u64) -> u64 {
     let counted = bytes.saturating_sub(*uncounted);
     *uncounted -= bytes - counted;

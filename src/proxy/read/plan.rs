@@ -60,7 +60,7 @@ pub(super) enum RequiredProof {
     WithinBounds(i64),
     /// etcd authorizes the caller to read the range, and the answer is at the revision at which it does (I8).
     Authorization {
-        /// One member's local state suffices, provided its revision is at least `min_revision`.
+        /// Whether one member's local state suffices, provided its revision is at least `min_revision`.
         serializable: bool,
         /// Lowest acceptable revision of the authorization (I11). 0 if the authorization is linearizable: its revision
         /// is at least that of any earlier response.

@@ -21,7 +21,7 @@ use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 
-/// One wire format of reads: how a request is read, how its response is written, and how etcd is asked instead.
+/// Wire format of reads: how a request is read, how its response is written, and how etcd is asked instead.
 pub(in crate::proxy) trait WireFormat: Sized {
     /// The kind of read that metrics count.
     const KIND: Kind;

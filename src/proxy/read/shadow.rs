@@ -109,7 +109,7 @@ impl Drop for ShadowObserver {
     }
 }
 
-/// One read, and etcd's response to it.
+/// Read to compare with memory, and etcd's response to it.
 #[derive(Debug)]
 struct ShadowRead {
     mirrors: Arc<Mirrors>,

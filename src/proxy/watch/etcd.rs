@@ -57,7 +57,7 @@ impl EtcdSource {
         }
     }
 
-    /// Which of etcd's responses reach the client, and what is known of the watchers.
+    /// Relay of the stream: which of etcd's responses reach the client, and what is known of the watchers.
     pub(super) fn relay(&mut self) -> &mut Relay {
         &mut self.stream.relay
     }

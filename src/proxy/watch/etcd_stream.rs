@@ -57,7 +57,7 @@ impl From<Result<UpstreamResponse, SendError>> for Opened {
 
 type Opening = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
 
-/// One Watch call to etcd with the caller's own metadata.
+/// Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
     pub(super) relay: Relay,
     /// `None` once the client has closed its half.
@@ -66,7 +66,7 @@ pub(super) struct EtcdStream {
     response: Option<(Incoming, InFlight)>,
     /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
     turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
-    /// What has arrived from etcd, from the first byte that was not decided about.
+    /// Bytes that have arrived from etcd, from the first one that was not decided about.
     buffer: BytesMut,
     /// Bytes of the current message that are still to come, and whether the client gets them.
     rest: (usize, bool),
@@ -81,7 +81,7 @@ pub(super) struct EtcdStream {
     history: Arc<History>,
 }
 
-/// What a stream at etcd brings next.
+/// Next item of a stream at etcd.
 #[derive(Debug)]
 pub(super) enum Next {
     /// Bytes for the client.

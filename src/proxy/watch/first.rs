@@ -14,7 +14,7 @@ use crate::telemetry::Reason;
 pub(super) enum Declined {
     /// etcd serves it.
     For(Reason),
-    /// It ends with this status.
+    /// The stream ends with this status.
     With(Status),
 }
 

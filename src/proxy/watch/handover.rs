@@ -22,7 +22,7 @@ use super::returning::Joined;
 use super::watchers::Watcher;
 use crate::telemetry::Reason;
 
-/// What serves a stream.
+/// Source that serves a stream.
 #[derive(Debug)]
 pub(super) enum Source {
     Memory(Box<MemorySource>),

@@ -34,7 +34,7 @@ impl PlanInputs {
     }
 }
 
-/// How a create request is answered.
+/// Plan of the answer to a create request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     /// Refused as etcd refuses it; nothing is created.

@@ -41,7 +41,7 @@ pub(super) struct Requests {
     late: Option<Pin<Box<Sleep>>>,
 }
 
-/// What a client has sent next.
+/// Next item that a client has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// A message, or one that only etcd can answer.
@@ -63,7 +63,7 @@ impl Requests {
         }
     }
 
-    /// One message, with its gRPC prefix, of a client that sends no other.
+    /// Requests of a client that sends a single message, which has its gRPC prefix.
     pub(super) fn of_message(framed: Bytes, timeout: Duration) -> Requests {
         Requests {
             body: None,

@@ -1,4 +1,4 @@
-//! One stream while etcd serves it: which requests go to etcd, and which of etcd's responses reach the client. A pure
+//! Relay of a stream that etcd serves: which requests go to etcd, and which of etcd's responses reach the client. A pure
 //! state machine.
 //!
 //! Watchers come from memory with what the client has of them ([`Relay::new`]). etcd creates them again; the `created`
@@ -16,7 +16,7 @@ use super::tap::Head;
 
 mod returning;
 
-/// What happens to one response of etcd.
+/// Decision about a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// The client gets it, byte for byte.
@@ -61,7 +61,7 @@ struct Before {
 }
 
 impl Before {
-    /// One response has come.
+    /// Records a response to a progress request; `is_passed` is whether the client gets it.
     fn answered(&mut self, is_passed: bool) {
         self.requests = self.requests.saturating_sub(1);
         self.owed = self.owed.saturating_sub(u32::from(is_passed)).min(self.requests);

@@ -21,7 +21,7 @@ const NO_PUT: i32 = 0;
 /// etcd's filter of deletes.
 const NO_DELETE: i32 = 1;
 
-/// One message of a client.
+/// Request message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchRequest {
     /// Creates a watcher.
@@ -48,7 +48,7 @@ pub(super) struct Create {
     pub(super) options: Options,
 }
 
-/// What a watcher gets in addition to events, and which events it does not get.
+/// Options of a watcher: additions to its events, and events that it does not get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) progress_notify: bool,

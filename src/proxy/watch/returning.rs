@@ -36,7 +36,7 @@ pub(super) struct Returning {
     pub(super) attempt: Option<Attempt>,
 }
 
-/// One attempt.
+/// Attempt of a stream to return to memory.
 pub(super) struct Attempt {
     pub(super) expires: Pin<Box<Sleep>>,
     /// Revision of the barrier, once etcd has sent it, and the watchers that join memory behind it.

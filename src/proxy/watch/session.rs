@@ -1,4 +1,4 @@
-//! One Watch stream: the body of its response, whichever source serves it.
+//! Body of a Watch stream's response, whichever source serves it.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -19,14 +19,14 @@ use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::telemetry::Reason;
 use crate::telemetry::metrics;
 
-/// How the first create request of a stream is answered.
+/// Answer to the first create request of a stream.
 pub(super) enum First {
     Refuse(Refusal),
     Compacted(i64),
     Started(Started),
 }
 
-/// One stream.
+/// Watch stream with the source that serves it.
 #[derive(Debug)]
 pub(super) struct Session {
     down: Downstream,

@@ -38,7 +38,7 @@ pub(super) struct Started {
     pub(super) prev_kv_after: i64,
 }
 
-/// How memory answers a create request.
+/// Answer to a create request from memory.
 #[derive(Debug)]
 pub(super) enum Answer {
     Started(Started),

@@ -37,7 +37,7 @@ pub(super) struct Stream {
     pub(super) spans: Option<Box<CreateSpans>>,
 }
 
-/// Where memory can serve a watcher.
+/// Mirror from which memory can serve a watcher, and whether etcd has to authorize the caller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Position of the mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
@@ -46,7 +46,7 @@ pub(super) struct Place {
     pub(super) authorizes: bool,
 }
 
-/// What a create request needs next.
+/// Next step for a create request.
 pub(super) enum Planned {
     Refuse(Refusal),
     Compacted(i64),
@@ -132,7 +132,7 @@ impl Stream {
         place.authorizes.then(|| self.parts.headers.clone())
     }
 
-    /// Where the watcher of `create` can be continued now; `None` if only etcd can.
+    /// Place at which the watcher of `create` can be continued now; `None` if only etcd can.
     pub(super) fn place(&self, create: &Create) -> Option<Place> {
         let from_now = Create {
             start_revision: 0,

@@ -30,7 +30,7 @@ pub(super) struct StreamBytes {
     streams: Arc<ByteBudget>,
     /// The stream and its watchers, in that part.
     admitted: HeldBytes,
-    /// The same in the whole budget.
+    /// The stream and its watchers, in the whole budget.
     own: HeldBytes,
     /// The part of it for watchers that etcd serves.
     relayed: u64,

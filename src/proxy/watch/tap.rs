@@ -107,7 +107,7 @@ pub(super) fn last_event(message: &[u8]) -> Option<i64> {
     last
 }
 
-/// Where the beginning of a message ends.
+/// Position at which the beginning of a message ends.
 enum End {
     /// There are no events in the bytes that have arrived.
     Message,

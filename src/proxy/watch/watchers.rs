@@ -13,7 +13,7 @@ use crate::mirror::history::HistoryId;
 use crate::mirror::watch_hub::Reader;
 use crate::telemetry::metrics::Counted;
 
-/// One watcher.
+/// Watcher that memory serves.
 #[derive(Debug)]
 pub(super) struct Watcher {
     /// Position in the events of its keys.
@@ -217,7 +217,7 @@ impl Watchers {
         }
     }
 
-    /// Those that etcd is to continue.
+    /// Watchers in the form in which etcd is to continue them.
     pub(super) fn carried(&self) -> Vec<Carried> {
         let watchers = self.0.iter();
         watchers.map(|(id, watcher)| watcher.carried(*id)).collect()

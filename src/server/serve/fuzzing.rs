@@ -32,7 +32,7 @@ struct Asked {
     is_chunked: bool,
 }
 
-/// What the handler sees of a request.
+/// Request as the handler sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
     method: http::Method,

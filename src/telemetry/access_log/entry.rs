@@ -1,4 +1,4 @@
-//! What is logged about a call, and its line.
+//! Access log entry of a call, and its line.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,7 +12,7 @@ use crate::telemetry::trace::TraceId;
 /// Longest key that is logged, in bytes.
 pub const MAX_KEY_BYTES: usize = 2 << 10;
 
-/// One call.
+/// Access log entry of a finished call.
 #[derive(Debug)]
 pub struct Entry {
     /// When the call arrived.
@@ -54,7 +54,7 @@ pub struct Phases {
     pub send: Duration,
 }
 
-/// What a read asks for.
+/// Request of a read, as it is logged.
 #[derive(Debug, Default)]
 pub struct RangeFacts {
     /// At most the first two parts of the keys' common prefix.

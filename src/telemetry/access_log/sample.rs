@@ -1,4 +1,4 @@
-//! Which calls are logged.
+//! Selection of the calls that are logged.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -28,7 +28,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval at which the counters are compared.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where the lines go.
+/// Destination of the access log's lines.
 #[derive(Clone, Debug)]
 pub enum Destination {
     /// Standard output.
@@ -63,7 +63,7 @@ pub struct AccessLogWriter {
     error: Arc<Mutex<Option<String>>>,
 }
 
-/// What is written at once.
+/// Entries that are written at once, and their text.
 #[derive(Debug, Default)]
 struct Batch {
     entries: Vec<Entry>,

@@ -9,7 +9,7 @@ use crate::net::ClientAddress;
 /// Longest name that is kept, in bytes; the rest of a longer one is cut off.
 const MAX_NAME_BYTES: usize = 128;
 
-/// What a client's name was taken from.
+/// Origin of a client's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ClientKind {
     /// Common name of the client's certificate, which was verified.
@@ -38,7 +38,7 @@ impl ClientKind {
     }
 }
 
-/// Who the client of a connection is: common name of its certificate, otherwise user of etcd, otherwise IP address.
+/// Name of a connection's client: common name of its certificate, otherwise user of etcd, otherwise IP address.
 /// Cloning it copies no text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientName {
@@ -94,7 +94,7 @@ impl ClientName {
         }
     }
 
-    /// What the name was taken from.
+    /// Origin of the name.
     #[must_use]
     pub fn kind(&self) -> ClientKind {
         self.kind

@@ -57,7 +57,7 @@ struct Counts {
     bytes: u64,
 }
 
-/// What a client costs now, per second.
+/// Current cost of a client, per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ClientRates {
     /// Calls.
@@ -69,7 +69,7 @@ pub struct ClientRates {
 }
 
 impl ClientRates {
-    /// One figure to sort by, in bytes per second: a call counts 8 KiB, one that etcd answered 64 KiB more.
+    /// Cost to sort clients by, in bytes per second: a call counts 8 KiB, one that etcd answered 64 KiB more.
     #[must_use]
     pub fn cost(&self) -> f64 {
         self.bytes + self.calls * CALL_COST_BYTES + self.from_etcd * ETCD_COST_BYTES
@@ -79,7 +79,7 @@ impl ClientRates {
 /// Figures of one client.
 #[derive(Clone, Debug)]
 pub struct ClientFigures {
-    /// Who it is.
+    /// Name of the client.
     pub name: ClientName,
     /// Open connections; of a user of etcd those that had its token last.
     pub connections: u64,
@@ -138,7 +138,7 @@ impl ClientStats {
         self.number
     }
 
-    /// Who it is.
+    /// Name of the client.
     #[must_use]
     pub fn name(&self) -> &ClientName {
         &self.name
@@ -249,7 +249,7 @@ impl ClientStats {
 pub struct ClientCall {
     client: Arc<ClientStats>,
     is_watch: bool,
-    /// What answers it: a [`Source`], or [`UNDECIDED`].
+    /// Source of the response: a [`Source`], or [`UNDECIDED`].
     source: AtomicU8,
     measured: Option<Measured>,
 }
@@ -257,7 +257,7 @@ pub struct ClientCall {
 /// Value of [`ClientCall::source`] before anything answers.
 const UNDECIDED: u8 = u8::MAX;
 
-/// What a call's metrics need to know.
+/// Facts about a call that its metrics need.
 #[derive(Debug)]
 struct Measured {
     /// `None` if it is not a gRPC call.
@@ -357,7 +357,7 @@ impl ClientCall {
         self.source.store(source as u8, Relaxed);
     }
 
-    /// What answers the call. Until that is recorded, it can only be an error of rangecache's own.
+    /// Source of the response. Until it is recorded, the response can only be an error of rangecache's own.
     fn source(&self) -> Source {
         let source = self.source.load(Relaxed);
         let known = [Source::Memory, Source::Etcd, Source::Failed]

@@ -81,7 +81,7 @@ impl CodeCounts {
         self.by_source.iter().sum()
     }
 
-    /// What was added since `before`.
+    /// Counts that were added since `before`.
     #[must_use]
     pub fn since(mut self, before: Option<&CodeCounts>) -> CodeCounts {
         if let Some(before) = before {
@@ -100,7 +100,7 @@ impl CodeCounts {
     }
 }
 
-/// What answered a call.
+/// Source of a call's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Memory.

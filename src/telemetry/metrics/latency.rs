@@ -36,7 +36,7 @@ impl Latency {
         self.0.sum_nanos.fetch_add(nanos, Relaxed);
     }
 
-    /// What it has counted so far.
+    /// Returns the counts so far, by bucket.
     #[must_use]
     pub fn counts(&self) -> LatencyCounts {
         LatencyCounts(std::array::from_fn(|bucket| self.0.counts[bucket].load(Relaxed)))
@@ -62,12 +62,12 @@ impl TracedLatency {
     }
 }
 
-/// What a [`Latency`] has counted, by bucket.
+/// Counts of a [`Latency`], by bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyCounts([u64; BOUNDS as usize + 1]);
 
 impl LatencyCounts {
-    /// What was counted since `before`.
+    /// Counts that were added since `before`.
     #[must_use]
     pub fn since(&self, before: &LatencyCounts) -> LatencyCounts {
         let mut counts = *self;

@@ -96,7 +96,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::mirror::metrics::MirrorsMetrics;
+    use crate::mirror::metrics::{MirrorsMetrics, UnreadableMetrics};
     use crate::proxy::metrics::{ProxyMetrics, ReadMetrics};
     use crate::server::ConnectionMetrics;
     use crate::telemetry::outcome::{Kind, Outcome, Read, Reason};
@@ -111,6 +111,7 @@ mod tests {
         drop((
             metrics.group::<TlsMetrics>(),
             metrics.group::<ConnectionMetrics>(),
+            metrics.group::<UnreadableMetrics>(),
         ));
         let text = metrics.encode(Format::Text);
         for series in [

@@ -20,7 +20,7 @@ pub struct Tracer(Option<Arc<Tracing>>);
 
 #[derive(Debug)]
 struct Tracing {
-    /// What OpenTelemetry's variables say.
+    /// Sampler that OpenTelemetry's variables configure.
     configured: Sampler,
     sampler: ArcSwap<Sampler>,
     propagates: bool,

@@ -1,4 +1,4 @@
-//! One watch stream opened twice, to etcd and through rangecache, and the comparison of both sides.
+//! Watch stream opened twice, to etcd and through rangecache, and the comparison of both sides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ const SIDES: [&str; 2] = ["etcd", "rangecache"];
 /// Characters of one response in a printed transcript.
 const SHOWN: usize = 600;
 
-/// What was found, with everything needed to understand it.
+/// Description of a difference, with everything needed to understand it.
 pub(super) struct Defect(pub(super) String);
 
-/// One side of a stream: what was sent and received, and the same sorted for comparison.
+/// Side of a stream: its transcript, and the same messages sorted for comparison.
 pub(super) struct Side {
     stream: Stream,
     pub(super) transcript: Vec<Step>,
@@ -68,7 +68,7 @@ impl Side {
 pub(super) struct Watcher {
     pub(super) id: i64,
     pub(super) create: WatchCreateRequest,
-    /// It gets the events above this revision.
+    /// Revision above which the watcher gets the events.
     pub(super) after: i64,
     /// etcd has compacted what it asks for, and cancels it.
     pub(super) is_compacted: bool,
@@ -148,7 +148,7 @@ impl Pair {
             .filter(|watcher| !watcher.is_cancelled && !watcher.is_compacted)
     }
 
-    /// What a side lacks of the events, and of the cancels for a compaction.
+    /// Description of the events, or cancels for a compaction, that a side lacks; `None` if neither side lacks any.
     pub(super) fn lacks(&self, truth: &Truth) -> Option<String> {
         let compacted = self
             .watchers

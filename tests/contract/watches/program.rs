@@ -48,7 +48,7 @@ pub(super) enum Start {
 /// The watcher that a cancel names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which {
-    /// One of those created on the stream, cancelled ones included.
+    /// A watcher created on the stream, cancelled ones included.
     Known(usize),
     Unknown(i64),
 }

@@ -21,7 +21,7 @@ const MARK_KEY: &[u8] = b"~mark";
 /// Progress requests until rangecache, whose mirror may be behind etcd, has to respond as etcd does.
 const PROGRESS_REQUESTS: usize = 40;
 
-/// What answers the watches that go through rangecache.
+/// Source of the responses to watches that go through rangecache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Memory,
@@ -34,7 +34,7 @@ pub(super) enum Source {
     Etcd,
 }
 
-/// One etcd with a rangecache in front of it, and every event of the store.
+/// etcd with a rangecache in front of it, and every event of the store.
 pub(super) struct World {
     etcd: Etcd,
     rangecache: Rangecache,

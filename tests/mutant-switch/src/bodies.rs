@@ -1,4 +1,4 @@
-//! Where the bodies of functions are in a source file.
+//! Positions of the bodies of functions in a source file.
 
 use std::ops::Range;
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 pub(crate) struct BuildError {
     /// Files and lines, from 1, with the one where it is first.
     pub(crate) places: Vec<(PathBuf, usize)>,
-    /// As the compiler writes it.
+    /// Text of the error, as the compiler writes it.
     pub(crate) text: String,
 }
 

@@ -28,7 +28,7 @@ impl Mutant {
     }
 }
 
-/// What `cargo mutants --list --json` says of a mutant, as far as it is needed.
+/// Mutant in the output of `cargo mutants --list --json`, as far as it is needed.
 #[derive(Deserialize)]
 struct Listed {
     name: String,
@@ -68,7 +68,7 @@ impl Position {
     }
 }
 
-/// Those mutants of a list of cargo-mutants which `names` names, a line each, numbered from 1 in the order of `names`.
+/// Mutants of a list of cargo-mutants that `names` names, a line each, numbered from 1 in the order of `names`.
 pub(crate) fn listed(tree: &Path, list: &Path, names: &str) -> Result<Vec<Mutant>> {
     let text = std::fs::read_to_string(list).with_context(|| format!("cannot read {}", list.display()))?;
     let all: Vec<Listed> = serde_json::from_str(&text).context("not a list of cargo-mutants")?;

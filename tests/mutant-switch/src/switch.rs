@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::bodies::{self, Body};
 use crate::mutant::Mutant;
 
-/// Where mutants can be chosen, and what chooses: rangecache's library.
+/// Library of rangecache, in which mutants can be chosen, and which gets the code that chooses.
 const LIBRARY: &str = "src/lib.rs";
 const CHOICE: &str = "
 /// Number of the mutant that the environment variable `MUTANT` chooses; 0 for none.
@@ -234,7 +234,7 @@ mod tests {
         (tree, switches)
     }
 
-    /// What `a()` and `b()` return with each choice, by a program made of the written library.
+    /// Results of `a()` and `b()` with each choice, from a program made of the written library.
     fn outcomes(tree: &Path, choices: &[&str]) -> Vec<String> {
         let library = std::fs::read_to_string(tree.join(LIBRARY)).unwrap();
         let main = tree.join("main.rs");

@@ -47,7 +47,7 @@ async fn slow_handshakes_time_out_and_block_no_other() {
     }
 }
 
-/// One turn, and clients that would keep it for ever: nothing sent, the begin of a message, a message and nothing
+/// A single turn, and clients that would keep it for ever: nothing sent, the begin of a message, a message and nothing
 /// after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_stop_in_their_handshake_take_no_turn() {

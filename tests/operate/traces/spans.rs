@@ -378,7 +378,7 @@ async fn reload_changes_the_share_of_traces() {
     assert_eq!(puts, 2);
 }
 
-/// What `OTEL_RESOURCE_ATTRIBUTES` says takes precedence over what is found.
+/// Attributes of `OTEL_RESOURCE_ATTRIBUTES` take precedence over detected ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spans_name_the_instance_its_pod_and_the_client() {
     let collector = Collector::start().await;

@@ -103,7 +103,7 @@ fn watcher_of_a_mirror_that_is_removed_without_a_feed_does_not_continue_after_a_
     });
 }
 
-/// What the mirror holds proves nothing about events that its feed has not shown yet, but a stream of another member has.
+/// Contents of the mirror prove nothing about events that its feed has not shown yet, but another member's stream has.
 #[test]
 fn watcher_that_is_ahead_of_its_mirror_does_not_continue_at_etcd_after_a_rollback() {
     const FOREVER: Range<u64> = 600_000..600_001;

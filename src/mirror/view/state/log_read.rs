@@ -1,4 +1,4 @@
-//! What the watch hub reads of a mirror: new batches of the log, and whether the contents are still the same.
+//! Log reads of the watch hub: new batches of a mirror's log, and whether the contents are still the same.
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -47,8 +47,8 @@ impl Mirror {
         self.observed(&contents, revision, max_batches)
     }
 
-    /// As [`Mirror::observe`], for the follower of the log, which has all events up to `taken` and takes what it gets;
-    /// `None` while it follows nothing.
+    /// Reads at most `max_batches` of the log after `taken`, like [`Mirror::observe`], for the follower of the log: it has
+    /// all events up to `taken`, and takes those that are returned. `taken` is `None` while it follows nothing.
     pub(in crate::mirror) fn follow(
         &self,
         taken: Option<i64>,

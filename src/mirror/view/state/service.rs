@@ -180,7 +180,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// How watchers end whose events were of a replaced history, or wrong.
+    /// End of watchers whose events were of a replaced history, or wrong.
     fn ended_by_replacement(&self, revision: i64) -> Ended {
         Ended::Replaced {
             revision: self.cluster_state.known().max(revision).max(1),

@@ -162,7 +162,7 @@ async fn not_understood(
 
 /// Why a body was not read.
 enum Unread {
-    /// It is longer than the bound: what was read, and the rest.
+    /// The body is longer than the bound: the part that was read, and the rest.
     Long(Outgoing),
     Refused(Status, Outcome),
 }

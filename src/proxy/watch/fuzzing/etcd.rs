@@ -24,8 +24,8 @@ struct Watcher {
     may_repeat: bool,
 }
 
-/// As in etcd, responses to creates and cancels overtake events and progress, but no event comes before the `created` of
-/// its watcher, nor after the response to its cancel.
+/// Model of etcd's watch stream: responses to creates and cancels overtake events and progress, but no event comes before
+/// the `created` of its watcher, nor after the response to its cancel.
 #[derive(Debug, Default)]
 pub(super) struct Etcd {
     pub(super) revision: i64,

@@ -29,7 +29,7 @@ enum Op {
     Stay,
 }
 
-/// What the client has.
+/// Model of the client: the events that it has, and the responses that it expects.
 #[derive(Debug, Default)]
 struct Client {
     /// Revision up to which the client has every event, by watcher.

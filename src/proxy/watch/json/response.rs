@@ -27,7 +27,7 @@ pub(super) struct JsonStream {
     is_protojson: bool,
     /// Begin of a message whose rest the session has not produced.
     partial: BytesMut,
-    /// What the bytes of `partial` count against.
+    /// Budgets against which the bytes of `partial` count.
     held: Vec<FrameBytes>,
     has_ended: bool,
 }
@@ -81,7 +81,7 @@ impl JsonStream {
         out
     }
 
-    /// What etcd's gateway writes at the end of a call with these trailers.
+    /// Last line of etcd's gateway for a call with these trailers; `None` if they are OK.
     fn last_line(&self, trailers: &HeaderMap) -> Option<String> {
         if status::is_ok(trailers) {
             return None;

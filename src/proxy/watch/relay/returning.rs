@@ -1,4 +1,4 @@
-//! How a relayed stream comes back to memory: at a barrier, or because its history was replaced.
+//! Return of a relayed stream to memory: at a barrier, or because its history was replaced.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::{Pending, Relay, Relayed};
 use crate::proxy::watch::carried::Carried;
 use crate::proxy::watch::request::{Create, Ids};
 
-/// What a stream has without etcd.
+/// Watchers and open requests of a stream that has left etcd.
 #[derive(Debug, Default)]
 pub(in crate::proxy::watch) struct Abandoned {
     /// Ids and creates of the watchers.
