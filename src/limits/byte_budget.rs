@@ -17,7 +17,7 @@
 //! most seven eighths, and next to others an eighth of a budget of which a half is used.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -26,6 +26,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::metrics::BufferKindMetrics;
+use super::round_robin::RoundRobin;
 
 /// With fair growth, all holders share the budget divided by this.
 const SHARED_DIVISOR: u64 = 4;
@@ -49,35 +50,19 @@ pub struct ByteBudget {
 struct State {
     /// Sum of the bytes of all holders.
     used: u64,
-    /// Number that the next holder to queue gets. Increases, so that the lowest number is the oldest.
-    next_number: u64,
-    /// Holders that are still growing.
-    queue: BTreeSet<Place>,
-    /// The one that grows; stays it until it leaves the queue, however early the places of later ones are.
-    first: Option<Place>,
-    /// Last round of each client with a holder in the queue, and their number.
-    clients: HashMap<u64, Rounds>,
+    /// Number of the newest holder in the queue.
+    last_number: u64,
+    /// Holders that are still growing, by client. The next one grows, and stays the next until it leaves the queue: others
+    /// enter behind it.
+    queue: RoundRobin<u64, BTreeMap<u64, ()>>,
     /// Bytes of the holders in the queue that wait.
     waiting: u64,
     /// Bytes of the holders of [`ByteBudget::hold_for`] by client, for those that have some.
     by_client: HashMap<u64, u64>,
 }
 
-/// Place in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    /// Clients have one holder in each round.
-    round: u64,
-    /// The holder's number.
-    number: u64,
-    client: u64,
-}
-
-#[derive(Debug)]
-struct Rounds {
-    last: u64,
-    holders: usize,
-}
+/// Position of a holder in the queue: its client and its number.
+type QueuePosition = (u64, u64);
 
 impl State {
     fn add(&mut self, client: Option<u64>, bytes: u64) {
@@ -99,50 +84,29 @@ impl State {
         }
     }
 
-    /// Adds a holder of `client` behind its others, one per round from the current one on.
-    fn enter(&mut self, client: u64) -> Place {
-        let number = self.next_number;
-        self.next_number += 1;
-        let current = self.first().map_or(0, |first| first.round);
-        let rounds = self.clients.entry(client);
-        let rounds = rounds
-            .and_modify(|rounds| {
-                rounds.last = current.max(rounds.last + 1);
-                rounds.holders += 1;
-            })
-            .or_insert(Rounds {
-                last: current,
-                holders: 1,
-            });
-        let place = Place {
-            round: rounds.last,
-            number,
-            client,
-        };
-        self.queue.insert(place);
-        place
+    /// Adds a holder of `client` behind its others.
+    fn enter(&mut self, client: u64) -> QueuePosition {
+        self.last_number += 1;
+        let number = self.last_number;
+        self.queue.change(client, |holders| holders.insert(number, ()));
+        (client, number)
     }
 
-    /// Removes a holder from the queue.
-    fn leave(&mut self, place: Place) {
-        self.queue.remove(&place);
-        if self.first == Some(place) {
-            self.first = None;
-        }
-        if let Entry::Occupied(mut rounds) = self.clients.entry(place.client) {
-            rounds.get_mut().holders -= 1;
-            if rounds.get().holders == 0 {
-                rounds.remove();
-            }
+    /// Removes a holder from the queue. Its client is behind all others if it was the first.
+    fn leave(&mut self, position: QueuePosition) {
+        let (client, number) = position;
+        if self.first() == Some(position) {
+            self.queue.take_turn(client, |holders| holders.remove(&number));
+        } else {
+            self.queue.change(client, |holders| holders.remove(&number));
         }
     }
 
     /// The holder that grows above the shared part.
-    fn first(&mut self) -> Option<Place> {
-        if self.first.is_none() {
-            self.first = self.queue.first().copied();
-        }
-        self.first
+    fn first(&self) -> Option<QueuePosition> {
+        let client = self.queue.next(|_| true)?;
+        let (number, ()) = self.queue.get(client)?.first_key_value()?;
+        Some((client, *number))
     }
 }
 
@@ -156,8 +120,8 @@ pub struct BudgetExceeded;
 pub struct HeldBytes {
     budget: Arc<ByteBudget>,
     bytes: u64,
-    /// The holder's place while it is in the queue.
-    place: Option<Place>,
+    /// The holder's position while it is in the queue.
+    position: Option<QueuePosition>,
     /// The client that leaves room to others.
     client: Option<u64>,
 }
@@ -188,8 +152,8 @@ impl ByteBudget {
     /// Returns a holder of 0 bytes of the client with this number that is in the queue, for [`HeldBytes::grow`].
     #[must_use]
     pub fn hold_in_queue(self: &Arc<Self>, client: u64) -> HeldBytes {
-        let place = self.state.lock().enter(client);
-        self.holder(Some(place), None)
+        let position = self.state.lock().enter(client);
+        self.holder(Some(position), None)
     }
 
     /// Returns a holder of 0 bytes that is not in the queue, for [`HeldBytes::try_grow`].
@@ -205,11 +169,11 @@ impl ByteBudget {
         self.holder(None, Some(client))
     }
 
-    fn holder(self: &Arc<Self>, place: Option<Place>, client: Option<u64>) -> HeldBytes {
+    fn holder(self: &Arc<Self>, position: Option<QueuePosition>, client: Option<u64>) -> HeldBytes {
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            place,
+            position,
             client,
         }
     }
@@ -282,8 +246,8 @@ impl HeldBytes {
 
     /// Whether others may release enough for `bytes` more. `waits`: this holder is counted as waiting.
     fn may_fit_later(&self, bytes: u64, waits: bool) -> bool {
-        let mut state = self.budget.state.lock();
-        let is_first = self.place.is_some() && state.first() == self.place;
+        let state = self.budget.state.lock();
+        let is_first = self.position.is_some() && state.first() == self.position;
         let kept = match (is_first, waits) {
             (false, _) => 0,
             (true, false) => state.waiting,
@@ -293,7 +257,7 @@ impl HeldBytes {
     }
 
     fn begin_to_wait(&self) -> HolderWaiting {
-        let bytes = self.place.map_or(0, |_| self.bytes);
+        let bytes = self.position.map_or(0, |_| self.bytes);
         self.budget.state.lock().waiting += bytes;
         // The first one may now have nothing left to wait for.
         self.budget.changed.notify_waiters();
@@ -312,7 +276,7 @@ impl HeldBytes {
         let budget = &self.budget;
         // One lock for the comparison and the addition: two holders must not both use the last bytes.
         let mut state = budget.state.lock();
-        let is_first = self.place.is_some() && state.first() == self.place;
+        let is_first = self.position.is_some() && state.first() == self.position;
         let bound = if self.bytes + bytes <= budget.max_bytes / SMALL_HOLDER_DIVISOR {
             budget.max_bytes
         } else if is_first {
@@ -348,8 +312,8 @@ impl HeldBytes {
 
     /// Leaves the queue, so that the next holder becomes the first. Called when the response is complete.
     pub fn leave_queue(&mut self) {
-        if let Some(place) = self.place.take() {
-            self.budget.state.lock().leave(place);
+        if let Some(position) = self.position.take() {
+            self.budget.state.lock().leave(position);
             self.budget.changed.notify_waiters();
         }
     }
@@ -374,7 +338,7 @@ impl HeldBytes {
         HeldBytes {
             budget: Arc::clone(&self.budget),
             bytes,
-            place: None,
+            position: None,
             client: self.client,
         }
     }
@@ -444,7 +408,7 @@ mod tests {
     fn clients_take_turns_to_grow_and_the_first_holder_stays_it() {
         let budget = budget(512);
         let noisy: Vec<_> = (0..3).map(|_| budget.hold_in_queue(1)).collect();
-        let may_grow = |held: &HeldBytes| budget.state.lock().first() == held.place;
+        let may_grow = |held: &HeldBytes| budget.state.lock().first() == held.position;
         assert!(may_grow(&noisy[0]));
         let honest = budget.hold_in_queue(2);
         assert!(may_grow(&noisy[0]), "it may have grown already");
@@ -455,7 +419,7 @@ mod tests {
         assert!(may_grow(&noisy.next().unwrap()));
         drop(noisy);
         let state = budget.state.lock();
-        assert!(state.queue.is_empty() && state.clients.is_empty());
+        assert!(state.queue.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `admission` | calls in flight (`--max-calls`) |
 //! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
-//! | `lines`, `connection_lines` | waiting calls by client and by connection, which take turns |
+//! | `waiters`, `round_robin` | waiting calls by client and by connection, which take turns |
 //! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
@@ -20,13 +20,13 @@ mod byte_budget;
 mod call_bytes;
 mod client_bytes;
 mod client_flags;
-mod connection_lines;
 mod flags;
 mod intake;
-mod lines;
 mod metrics;
+mod round_robin;
 mod shares;
 mod turns;
+mod waiters;
 
 pub use admission::Admission;
 pub use buffers::Buffers;

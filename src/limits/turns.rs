@@ -17,8 +17,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::call_bytes::ClientAccount;
-use super::lines::{Lines, Owner};
 use super::metrics::TurnMetrics;
+use super::waiters::{Owner, Waiters};
 
 /// Of the turns that its clients keep, each gets its part by this divisor however many others have.
 const CLIENT_DIVISOR: usize = 8;
@@ -48,7 +48,7 @@ struct State {
     max_waiting: u32,
     /// Calls that wait, for a turn or for another read's response.
     waiting: u32,
-    lines: Lines<Waiter>,
+    waiters: Waiters<Waiter>,
 }
 
 #[derive(Debug, Default)]
@@ -140,9 +140,9 @@ impl State {
     fn grant(&mut self) -> Vec<(u64, Waiter)> {
         let mut granted = Vec::new();
         loop {
-            let mut lines = std::mem::take(&mut self.lines);
-            let next = lines.pop(|client| self.may_take(client));
-            self.lines = lines;
+            let mut waiters = std::mem::take(&mut self.waiters);
+            let next = waiters.pop(|client| self.may_take(client));
+            self.waiters = waiters;
             let Some((client, waiter)) = next else {
                 return granted;
             };
@@ -185,7 +185,7 @@ impl Turns {
                 by_client,
                 max_waiting,
                 waiting: 0,
-                lines: Lines::default(),
+                waiters: Waiters::default(),
             }),
             max_wait,
             metrics,
@@ -264,7 +264,7 @@ impl Turns {
                 self.metrics.in_flight.inc();
                 return Ok(self.turn(owner.client));
             }
-            state.lines.push(owner, sender)
+            state.waiters.push(owner, sender)
         };
         // Dropped when the client cancels, too.
         let _in_line = InLine {
@@ -299,7 +299,7 @@ impl Turns {
             let mut state = self.state.lock();
             let mut evicted = None;
             if state.waiting >= state.max_waiting {
-                evicted = owner.and_then(|owner| state.lines.pop_longest(owner));
+                evicted = owner.and_then(|owner| state.waiters.pop_longest(owner));
                 if evicted.is_none() {
                     return Err(NoTurn::TooManyWaiting);
                 }
@@ -368,7 +368,7 @@ struct InLine<'a> {
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
-        let removed = self.turns.state.lock().lines.remove(self.owner, self.number);
+        let removed = self.turns.state.lock().waiters.remove(self.owner, self.number);
         drop(removed);
     }
 }
