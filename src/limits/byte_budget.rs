@@ -19,6 +19,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::task::Poll;
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
@@ -227,21 +228,21 @@ impl HeldBytes {
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let budget = Arc::clone(&self.budget);
         let mut waiting = None;
-        loop {
-            // Created before the attempt: a release between the attempt and the wait is not missed.
-            let changed = budget.changed.notified();
+        let grown = retry_until(&budget.changed, deadline, || {
             if self.try_grow(bytes).is_ok() {
-                return Ok(());
+                return Poll::Ready(Ok(()));
             }
-            if self.may_fit_later(bytes, waiting.is_some()) {
-                waiting.get_or_insert_with(|| self.begin_to_wait());
-                if tokio::time::timeout_at(deadline, changed).await.is_ok() {
-                    continue;
-                }
+            if !self.may_fit_later(bytes, waiting.is_some()) {
+                return Poll::Ready(Err(BudgetExceeded));
             }
+            waiting.get_or_insert_with(|| self.begin_to_wait());
+            Poll::Pending
+        });
+        let grown = grown.await;
+        if grown.is_err() {
             self.record_refusal();
-            return Err(BudgetExceeded);
         }
+        grown
     }
 
     /// Whether others may release enough for `bytes` more. `waits`: this holder is counted as waiting.
@@ -347,6 +348,26 @@ impl HeldBytes {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+/// Makes an `attempt` to get bytes each time that `changed` is notified, until one is decided.
+///
+/// # Errors
+/// [`BudgetExceeded`] by the attempt, or at the deadline.
+pub(super) async fn retry_until(
+    changed: &Notify,
+    deadline: Instant,
+    mut attempt: impl FnMut() -> Poll<Result<(), BudgetExceeded>>,
+) -> Result<(), BudgetExceeded> {
+    loop {
+        // Created before the attempt: a release between the attempt and the wait is not missed.
+        let notified = changed.notified();
+        if let Poll::Ready(decided) = attempt() {
+            return decided;
+        }
+        let waited = tokio::time::timeout_at(deadline, notified).await;
+        waited.map_err(|_| BudgetExceeded)?;
     }
 }
 

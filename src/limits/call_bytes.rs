@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -24,7 +24,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
-use super::byte_budget::{BudgetExceeded, Waiting};
+use super::byte_budget::{BudgetExceeded, Waiting, retry_until};
 use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
 use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
@@ -387,35 +387,33 @@ impl CallBytes {
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let account = Arc::clone(&self.account);
         let mut in_line = None;
-        loop {
-            if self.fit(bytes).is_ok() {
-                self.add(bytes);
-                if in_line.is_some() {
-                    // There may be room for the connection's next call, too.
-                    account.room.notify_one();
+        let fitted = retry_until(&account.room, deadline, || {
+            loop {
+                if self.fit(bytes).is_ok() {
+                    return Poll::Ready(Ok(()));
                 }
-                return Ok(());
-            }
-            if !account.buffers.may_hold(bytes, None, 0) {
-                break;
-            }
-            if in_line.is_none() {
+                if !account.buffers.may_hold(bytes, None, 0) {
+                    return Poll::Ready(Err(BudgetExceeded));
+                }
+                if in_line.is_some() {
+                    return Poll::Pending;
+                }
                 // Entered before another attempt: a release between the attempt and the wait is not missed.
-                in_line = Some(InLine::enter(
-                    &account,
-                    &account.buffers.metrics(self.kind).waiting,
-                ));
-                continue;
+                let gauge = &account.buffers.metrics(self.kind).waiting;
+                in_line = Some(InLine::enter(&account, gauge));
             }
-            if tokio::time::timeout_at(deadline, account.room.notified())
-                .await
-                .is_err()
-            {
-                break;
-            }
+        });
+        let fitted = fitted.await;
+        if fitted.is_err() {
+            self.record_refusal();
+            return fitted;
         }
-        self.record_refusal();
-        Err(BudgetExceeded)
+        self.add(bytes);
+        if in_line.is_some() {
+            // There may be room for the connection's next call, too.
+            account.room.notify_one();
+        }
+        Ok(())
     }
 
     /// Grows by bytes that are in memory already and must be kept, even beyond the bound. The connection gets nothing
@@ -593,7 +591,7 @@ impl Drop for CallBytes {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::task::{Context, Poll, Wake};
+    use std::task::{Context, Wake};
 
     use futures_util::StreamExt;
     use futures_util::stream::FuturesUnordered;
