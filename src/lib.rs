@@ -29,7 +29,7 @@
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 //! | [`simulated`] | connections within the process, for tests |
-//! | [`seldom`] | futures that are polled only once they were woken |
+//! | [`wake_gated`] | futures that are polled only once they were woken |
 //! | [`write_batching`] | frames that are ready together leave in one write |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -61,7 +61,6 @@ pub mod proxy;
 pub mod reload;
 pub mod replay;
 pub mod report;
-pub mod seldom;
 pub mod serve;
 pub mod server;
 pub mod simulated;
@@ -69,6 +68,7 @@ pub mod static_pod;
 pub mod telemetry;
 pub mod tls;
 pub mod upstream;
+pub mod wake_gated;
 pub mod write_batching;
 
 /// The etcd messages that rangecache writes or reads itself, generated from `proto/etcd.proto`.

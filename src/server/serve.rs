@@ -26,9 +26,9 @@ use super::preface::{Prefaced, read_preface};
 use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport, set_corked};
 use crate::panics::restarting;
-use crate::seldom::seldom;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
+use crate::wake_gated::wake_gated;
 use crate::write_batching::{LargeWrites, batch_responses, write_buffer};
 
 /// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
@@ -129,7 +129,7 @@ impl Listener {
                     );
                     tokio::select! {
                         () = connection => {}
-                        () = seldom(replaced.cancelled()) => {
+                        () = wake_gated(replaced.cancelled()) => {
                             metrics.record_closed(name, "replaced");
                         }
                     }
@@ -223,7 +223,7 @@ async fn serve_connection<N, H, F, B, E>(
     let (stream, buffer) = write_buffer(stream, Some(large_writes));
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let closing = seldom(async {
+    let closing = wake_gated(async {
         tokio::select! {
             () = drain.cancelled() => Closing::Stop,
             () = expired(config.max_age) => Closing::Age,

@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::grpc::{Method, Status};
 use crate::proxy::response::{CallResult, status_response};
-use crate::seldom::Seldom;
+use crate::wake_gated::WakeGated;
 
 /// Runs `send`, which sends an endless call; returns `Unavailable` if `drain` is cancelled before the head of the
 /// response. `send` gets a token that is cancelled when the call ends for any reason, and ends the body of the request
@@ -41,7 +41,7 @@ where
 pub(crate) struct StopSignal {
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
     /// Looks at `drain`: bodies ask at every event.
-    looks: Seldom,
+    looks: WakeGated,
     is_stopping: bool,
 }
 
@@ -50,7 +50,7 @@ impl StopSignal {
     pub(crate) fn new(method: Method, drain: &CancellationToken) -> Option<StopSignal> {
         method.is_endless().then(|| StopSignal {
             drain: Box::pin(drain.clone().cancelled_owned()),
-            looks: Seldom::new(),
+            looks: WakeGated::new(),
             is_stopping: false,
         })
     }
@@ -58,7 +58,7 @@ impl StopSignal {
     /// Whether the process is stopping; otherwise registers `cx` to be woken when it stops.
     pub(crate) fn is_stopping(&mut self, cx: &mut Context<'_>) -> bool {
         let drain = self.drain.as_mut();
-        self.is_stopping = self.is_stopping || self.looks.poll(cx, |cx| drain.poll(cx)).is_ready();
+        self.is_stopping = self.is_stopping || self.looks.poll_if_woken(cx, |cx| drain.poll(cx)).is_ready();
         self.is_stopping
     }
 }

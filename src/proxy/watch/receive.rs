@@ -11,8 +11,8 @@ use tokio::time::Sleep;
 
 use super::request::{MAX_MESSAGE_BYTES, NotUnderstood, WatchRequest};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
-use crate::seldom::Seldom;
 use crate::upstream::Outgoing;
+use crate::wake_gated::WakeGated;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
 /// its connection: it closes one with about two thousand small frames that were not taken, as clients cause that create
@@ -32,7 +32,7 @@ pub(super) struct Requests {
     /// `None` if there is nothing behind `buffer`.
     body: Option<Incoming>,
     /// Whether `body` may have something.
-    arrival: Seldom,
+    arrival: WakeGated,
     /// Bytes that have arrived and were not taken.
     buffer: BytesMut,
     /// Time limit for a message that has begun (`--request-timeout`).
@@ -56,7 +56,7 @@ impl Requests {
     pub(super) fn new(body: Incoming, timeout: Duration) -> Requests {
         Requests {
             body: Some(body),
-            arrival: Seldom::new(),
+            arrival: WakeGated::new(),
             buffer: BytesMut::new(),
             timeout,
             late: None,
@@ -67,7 +67,7 @@ impl Requests {
     pub(super) fn of_message(framed: Bytes, timeout: Duration) -> Requests {
         Requests {
             body: None,
-            arrival: Seldom::new(),
+            arrival: WakeGated::new(),
             buffer: framed.into(),
             timeout,
             late: None,
@@ -109,7 +109,7 @@ impl Requests {
         let Some(body) = &mut self.body else {
             return Poll::Ready(None);
         };
-        self.arrival.poll(cx, |cx| Pin::new(body).poll_frame(cx))
+        self.arrival.poll_if_woken(cx, |cx| Pin::new(body).poll_frame(cx))
     }
 
     /// Takes in what the body has yielded.

@@ -1,8 +1,8 @@
 //! Futures that are polled only once they were woken.
 //!
-//! A task polls everything that it waits for whenever it is woken for any of it. A stream of events, or its connection,
-//! would look for the stop of the process, for the end of its age and for the client's next request at each event: each
-//! look takes locks that other tasks need.
+//! A task polls all of its futures whenever one of them is woken. Without a gate a stream of events, or its connection,
+//! would poll the stop of the process, the end of its age and the client's next request at each event, and each of these
+//! polls takes locks that other tasks need.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -13,38 +13,38 @@ use std::task::{Context, Poll, Wake, Waker};
 use parking_lot::Mutex;
 
 /// Runs `future`, which is polled only when it was woken, however often its task is.
-pub async fn seldom<F: Future>(future: F) -> F::Output {
+pub async fn wake_gated<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
-    let mut seldom = Seldom::new();
-    poll_fn(|cx| seldom.poll(cx, |cx| future.as_mut().poll(cx))).await
+    let mut gate = WakeGated::new();
+    poll_fn(|cx| gate.poll_if_woken(cx, |cx| future.as_mut().poll(cx))).await
 }
 
-/// Something that is looked at only when it was woken.
+/// Gate before a poll that passes only after a wake-up.
 #[derive(Debug)]
-pub struct Seldom {
-    due: Arc<Due>,
-    /// Wakes `due`.
+pub struct WakeGated {
+    flag: Arc<WakeFlag>,
+    /// Wakes `flag`.
     waker: Waker,
-    /// The task that `due` wakes.
+    /// Task that `flag` wakes.
     task: Option<Waker>,
 }
 
-/// Waker of the looks.
+/// Whether the gated future was woken, and the task that polls it.
 #[derive(Debug)]
-struct Due {
-    is_due: AtomicBool,
+struct WakeFlag {
+    is_woken: AtomicBool,
     /// Stays when it is woken: the task registers it once.
     task: Mutex<Option<Waker>>,
 }
 
-impl Wake for Due {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // In this order: the task that is woken looks, and one that registers now sees that a look is due.
-        self.is_due.store(true, Ordering::Release);
+        // In this order: the task that is woken polls, and one that registers now sees the flag.
+        self.is_woken.store(true, Ordering::Release);
         let task = self.task.lock().clone();
         if let Some(task) = task {
             task.wake();
@@ -52,49 +52,49 @@ impl Wake for Due {
     }
 }
 
-impl Seldom {
-    /// Something that was not looked at.
+impl WakeGated {
+    /// Creates a gate whose first poll passes.
     #[must_use]
-    pub fn new() -> Seldom {
-        let due = Arc::new(Due {
-            is_due: AtomicBool::new(true),
+    pub fn new() -> WakeGated {
+        let flag = Arc::new(WakeFlag {
+            is_woken: AtomicBool::new(true),
             task: Mutex::new(None),
         });
-        let waker = Waker::from(Arc::clone(&due));
-        Seldom {
-            due,
+        let waker = Waker::from(Arc::clone(&flag));
+        WakeGated {
+            flag,
             waker,
             task: None,
         }
     }
 
-    /// Polls by `look` if it was woken since it was last pending, or never polled; otherwise it is pending.
-    pub fn poll<T>(
+    /// Polls by `poll` if it was woken since it was last pending, or never polled; otherwise it is pending.
+    pub fn poll_if_woken<T>(
         &mut self,
         cx: &mut Context<'_>,
-        look: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+        poll: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
         if !self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
             // Before the check: what arrives after it wakes this task.
-            *self.due.task.lock() = Some(cx.waker().clone());
+            *self.flag.task.lock() = Some(cx.waker().clone());
             self.task = Some(cx.waker().clone());
         }
-        if !self.due.is_due.load(Ordering::Acquire) {
+        if !self.flag.is_woken.load(Ordering::Acquire) {
             return Poll::Pending;
         }
-        // Before the look: what arrives after it makes the next look due.
-        self.due.is_due.swap(false, Ordering::AcqRel);
-        let looked = look(&mut Context::from_waker(&self.waker));
-        if looked.is_ready() {
-            self.due.is_due.store(true, Ordering::Release);
+        // Before the poll: what arrives after it lets the next poll pass.
+        self.flag.is_woken.swap(false, Ordering::AcqRel);
+        let polled = poll(&mut Context::from_waker(&self.waker));
+        if polled.is_ready() {
+            self.flag.is_woken.store(true, Ordering::Release);
         }
-        looked
+        polled
     }
 }
 
-impl Default for Seldom {
-    fn default() -> Seldom {
-        Seldom::new()
+impl Default for WakeGated {
+    fn default() -> WakeGated {
+        WakeGated::new()
     }
 }
 
@@ -114,19 +114,19 @@ mod tests {
     }
 
     #[test]
-    fn look_is_repeated_only_after_a_wake_up_which_the_task_gets() {
+    fn poll_is_repeated_only_after_a_wake_up_which_the_task_gets() {
         let (first, second) = (Arc::new(Wakes::default()), Arc::new(Wakes::default()));
-        let mut seldom = Seldom::new();
-        let (mut looks, mut source) = (0, None::<Waker>);
+        let mut gate = WakeGated::new();
+        let (mut polls, mut source) = (0, None::<Waker>);
         let mut poll = |task: &Arc<Wakes>, source: &mut Option<Waker>| {
             let task = Waker::from(Arc::clone(task));
-            let polled = seldom.poll(&mut Context::from_waker(&task), |cx| {
-                looks += 1;
+            let polled = gate.poll_if_woken(&mut Context::from_waker(&task), |cx| {
+                polls += 1;
                 *source = Some(cx.waker().clone());
                 Poll::<()>::Pending
             });
             assert!(polled.is_pending());
-            looks
+            polls
         };
         assert_eq!(poll(&first, &mut source), 1);
         assert_eq!(poll(&first, &mut source), 1, "nothing has woken it");
@@ -142,17 +142,17 @@ mod tests {
     }
 
     #[test]
-    fn wake_up_during_a_look_makes_the_next_look_due() {
-        let mut seldom = Seldom::new();
+    fn wake_up_during_a_poll_lets_the_next_one_pass() {
+        let mut gate = WakeGated::new();
         let mut cx = Context::from_waker(Waker::noop());
-        let looked = seldom.poll(&mut cx, |cx| {
+        let polled = gate.poll_if_woken(&mut cx, |cx| {
             cx.waker().wake_by_ref();
             Poll::<()>::Pending
         });
-        assert!(looked.is_pending());
-        assert!(seldom.poll(&mut cx, |_| Poll::Ready(())).is_ready());
+        assert!(polled.is_pending());
+        assert!(gate.poll_if_woken(&mut cx, |_| Poll::Ready(())).is_ready());
         assert!(
-            seldom.poll(&mut cx, |_| Poll::Ready(())).is_ready(),
+            gate.poll_if_woken(&mut cx, |_| Poll::Ready(())).is_ready(),
             "until it is pending"
         );
     }
