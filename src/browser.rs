@@ -32,7 +32,7 @@ pub struct BrowserRules {
 
 /// Why a request is refused with 403. The text is what the client gets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum BrowserRefusal {
     /// A web page caused it.
     #[error(
         "rangecache: requests of web pages are refused, and this one has the Origin {0:?}. To permit that page, add its \
@@ -80,13 +80,13 @@ impl BrowserRules {
     ///
     /// # Errors
     /// Why a web page may have caused it.
-    pub fn check<B>(&self, request: &Request<B>, transport: Transport) -> Result<(), Refusal> {
+    pub fn check<B>(&self, request: &Request<B>, transport: Transport) -> Result<(), BrowserRefusal> {
         if !is_of_a_browser(request, transport) {
             return Ok(());
         }
         for origin in request.headers().get_all(header::ORIGIN) {
             if self.permitted(origin).is_none() {
-                return Err(Refusal::Origin(shown(origin)));
+                return Err(BrowserRefusal::Origin(shown(origin)));
             }
         }
         if transport.tls || transport.unix {
@@ -94,7 +94,7 @@ impl BrowserRules {
         }
         for host in request.headers().get_all(header::HOST) {
             if !self.is_own(host) {
-                return Err(Refusal::Host(shown(host)));
+                return Err(BrowserRefusal::Host(shown(host)));
             }
         }
         Ok(())
@@ -181,7 +181,7 @@ mod tests {
         version: Version,
         transport: Transport,
         headers: &[(&str, &str)],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), BrowserRefusal> {
         let mut request = Request::post("/v3/kv/range").version(version);
         for (name, value) in headers {
             request = request.header(*name, *value);

@@ -10,7 +10,7 @@ use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, Severity};
 use crate::mirror::history::Auth;
 use crate::telemetry::{Metrics, Reason};
-use crate::upstream::gates::{Gate, GateState};
+use crate::upstream::gates::{GateState, VersionGate};
 use crate::upstream::{ClusterOfEndpoint, UserProblem, Version};
 
 /// Facts that findings are made from.
@@ -24,7 +24,7 @@ pub(super) struct Facts<'a> {
     /// The endpoints with their clusters, if there are several.
     pub(super) mixed_clusters: &'a [ClusterOfEndpoint],
     pub(super) budgets: &'a [Budget],
-    pub(super) gates: &'a [(&'static Gate, GateState)],
+    pub(super) gates: &'a [(&'static VersionGate, GateState)],
     /// The lowest version among the endpoints.
     pub(super) version: Option<Version>,
     pub(super) auth: Auth,
@@ -212,7 +212,7 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
 
 /// The version gates, auth and verification.
 pub(super) fn gates(
-    gates: &[(&'static Gate, GateState)],
+    gates: &[(&'static VersionGate, GateState)],
     auth: Auth,
     has_own_user: bool,
     metrics: &Metrics,
@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    const OPEN: [(&Gate, GateState); 1] = [(
+    const OPEN: [(&VersionGate, GateState); 1] = [(
         &gates::PROGRESS_NOTIFICATIONS,
         GateState::Open(Version::new(3, 7, 0)),
     )];

@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::metrics::ShownMetrics;
 use super::prefixes::Prefixes;
-use super::status::samples::{Counts, Recent};
+use super::status::samples::{ReadCounts, Recent};
 use crate::config::LiveConfig;
 use crate::mirror::Mirrors;
 use crate::reload::ReloadHandle;
@@ -40,7 +40,7 @@ pub(super) struct Handles {
 
 impl Handles {
     /// Current values of the counters.
-    pub(super) fn counts(&self) -> Counts {
-        Counts::now(&self.metrics, &self.mirrors)
+    pub(super) fn counts(&self) -> ReadCounts {
+        ReadCounts::now(&self.metrics, &self.mirrors)
     }
 }

@@ -12,7 +12,7 @@ use crate::faults::{self, Fault};
 /// A number of requests per second, which take turns in the order of their arrival. One that is dropped while it waits
 /// has used up nothing.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct RequestPace {
     /// Time between two requests.
     interval: Duration,
     /// Time by which requests may be ahead of the interval, after a pause.
@@ -23,10 +23,10 @@ pub(super) struct Pace {
     next: Mutex<Instant>,
 }
 
-impl Pace {
+impl RequestPace {
     /// Pace of a request per `interval`, which begins with a burst of `burst` requests.
-    pub(super) fn new(interval: Duration, burst: u32) -> Pace {
-        Pace {
+    pub(super) fn new(interval: Duration, burst: u32) -> RequestPace {
+        RequestPace {
             interval,
             burst: interval * burst,
             first: Semaphore::new(1),
@@ -56,7 +56,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_beyond_a_burst_keep_the_interval() {
-        let pace = Pace::new(INTERVAL, BURST);
+        let pace = RequestPace::new(INTERVAL, BURST);
         let start = Instant::now();
         for _ in 0..=BURST {
             pace.turn().await;
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn requests_that_are_dropped_while_they_wait_cost_the_next_one_nothing() {
-        let pace = Pace::new(INTERVAL, BURST);
+        let pace = RequestPace::new(INTERVAL, BURST);
         for _ in 0..=BURST {
             pace.turn().await;
         }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 
-use super::pace::Pace;
+use super::pace::RequestPace;
 
 /// Time between two renderings.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -23,32 +23,32 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 /// request.
 #[derive(Debug)]
 pub(super) struct Renderings {
-    pace: Pace,
-    unread: Arc<Unread>,
+    pace: RequestPace,
+    unread: Arc<UnreadResponses>,
 }
 
 /// Responses that were not read.
 #[derive(Debug)]
-struct Unread {
+struct UnreadResponses {
     bytes: Gauge,
     /// Notified when a response was read or dropped.
     freed: Notify,
 }
 
 /// Body of a response, counted until its last piece was written or dropped.
-struct Body {
+struct CountedBody {
     text: Box<str>,
     counted: i64,
-    unread: Arc<Unread>,
+    unread: Arc<UnreadResponses>,
 }
 
-impl AsRef<[u8]> for Body {
+impl AsRef<[u8]> for CountedBody {
     fn as_ref(&self) -> &[u8] {
         self.text.as_bytes()
     }
 }
 
-impl Drop for Body {
+impl Drop for CountedBody {
     fn drop(&mut self) {
         self.unread.bytes.dec_by(self.counted);
         self.unread.freed.notify_one();
@@ -59,8 +59,8 @@ impl Renderings {
     /// `unread_bytes` shows the bytes of responses that were not read.
     pub(super) fn new(unread_bytes: Gauge) -> Renderings {
         Renderings {
-            pace: Pace::new(INTERVAL, BURST),
-            unread: Arc::new(Unread {
+            pace: RequestPace::new(INTERVAL, BURST),
+            unread: Arc::new(UnreadResponses {
                 bytes: unread_bytes,
                 freed: Notify::new(),
             }),
@@ -86,7 +86,7 @@ impl Renderings {
         let text = text.into_boxed_str();
         let counted = i64::try_from(text.len()).unwrap_or(i64::MAX);
         self.unread.bytes.inc_by(counted);
-        Bytes::from_owner(Body {
+        Bytes::from_owner(CountedBody {
             text,
             counted,
             unread: Arc::clone(&self.unread),

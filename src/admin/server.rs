@@ -19,10 +19,10 @@ use tokio_util::task::TaskTracker;
 use super::control::{control, is_control};
 use super::handles::Handles;
 use super::metrics::{AdminMetrics, ShownMetrics};
-use super::pace::Pace;
+use super::pace::RequestPace;
 use super::prefixes::Prefixes;
 use super::renderings::Renderings;
-use super::status::samples::{Counts, INTERVAL, Recent};
+use super::status::samples::{INTERVAL, ReadCounts, Recent};
 use super::{page, process, readiness, status};
 use crate::browser::BrowserRules;
 use crate::config::LiveConfig;
@@ -72,7 +72,7 @@ pub struct Admin {
     connections: Arc<Connections>,
     /// Web pages may not read this port.
     browser: BrowserRules,
-    pace: Pace,
+    pace: RequestPace,
     renderings: Renderings,
 }
 
@@ -92,7 +92,7 @@ impl Admin {
         let config = live.load();
         let started = Instant::now();
         let metrics = ShownMetrics::new(&telemetry.metrics);
-        let recent = Recent::new(started, Counts::now(&metrics, &mirrors));
+        let recent = Recent::new(started, ReadCounts::now(&metrics, &mirrors));
         let unread_bytes = telemetry.metrics.group::<AdminMetrics>().unread_bytes.clone();
         Arc::new(Admin {
             handles: Handles {
@@ -112,7 +112,7 @@ impl Admin {
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),
-            pace: Pace::new(REQUEST_INTERVAL, REQUEST_BURST),
+            pace: RequestPace::new(REQUEST_INTERVAL, REQUEST_BURST),
             renderings: Renderings::new(unread_bytes),
         })
     }
@@ -194,10 +194,12 @@ impl Admin {
             }
             "/page.css" => return text(StatusCode::OK, CSS, page::CSS),
             "/page.js" => return text(StatusCode::OK, JAVASCRIPT, page::JS),
-            "/metrics" => Page::Metrics(Format::accepted(accept.and_then(|accept| accept.to_str().ok()))),
-            "/" => Page::Html,
-            "/status" => Page::Status,
-            "/clients" => Page::Clients,
+            "/metrics" => {
+                RenderedPage::Metrics(Format::accepted(accept.and_then(|accept| accept.to_str().ok())))
+            }
+            "/" => RenderedPage::Html,
+            "/status" => RenderedPage::Status,
+            "/clients" => RenderedPage::Clients,
             _ => {
                 let paths = "not found; paths are /, /status, /clients, /livez, /readyz and /metrics\n";
                 return text(StatusCode::NOT_FOUND, TEXT, paths);
@@ -217,18 +219,18 @@ impl Admin {
 }
 
 /// A response that takes long to build and may be large.
-enum Page {
+enum RenderedPage {
     Metrics(Format),
     Html,
     Status,
     Clients,
 }
 
-impl Page {
+impl RenderedPage {
     /// Status, content type and body.
     fn render(&self, handles: &Handles) -> (StatusCode, &'static str, String) {
         match self {
-            Page::Metrics(format) => {
+            RenderedPage::Metrics(format) => {
                 let metrics = &handles.telemetry.metrics;
                 let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
@@ -239,9 +241,9 @@ impl Page {
                 metrics.clients.export(&clients);
                 (StatusCode::OK, format.content_type(), metrics.encode(*format))
             }
-            Page::Html => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
-            Page::Status => json(&status::collect(handles)),
-            Page::Clients => json(&status::clients(handles)),
+            RenderedPage::Html => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
+            RenderedPage::Status => json(&status::collect(handles)),
+            RenderedPage::Clients => json(&status::clients(handles)),
         }
     }
 }

@@ -40,12 +40,12 @@ pub struct Answer {
     /// Number of entries produced so far. The header precedes the first entry, `more` and `count` follow the last.
     produced: u64,
     produced_bytes: u64,
-    state: State,
+    state: AnswerStep,
 }
 
 /// The piece of an answer to be produced next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum AnswerStep {
     Header,
     Kvs,
     Done,
@@ -74,7 +74,7 @@ impl Answer {
             length,
             produced: 0,
             produced_bytes: 0,
-            state: State::Header,
+            state: AnswerStep::Header,
         }
     }
 
@@ -118,12 +118,12 @@ impl Answer {
     /// Next piece of the message: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter.
     /// `None` after the last.
     pub fn next_piece(&mut self, target_bytes: usize) -> Option<Rope> {
-        if self.state == State::Done {
+        if self.state == AnswerStep::Done {
             return None;
         }
         let mut rope = Rope::with_slab(self.slab_bytes(target_bytes));
-        if self.state == State::Header {
-            self.state = State::Kvs;
+        if self.state == AnswerStep::Header {
+            self.state = AnswerStep::Kvs;
             if let Some(header) = self.header {
                 rope.write(|slab| header.write(slab));
             }
@@ -148,7 +148,7 @@ impl Answer {
         self.produced += produced;
         self.produced_bytes += (filled - before) as u64;
         if self.produced == self.selection.len() {
-            self.state = State::Done;
+            self.state = AnswerStep::Done;
             let selection = &self.selection;
             rope.write(|slab| put_tail(selection, slab));
         }

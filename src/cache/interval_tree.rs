@@ -12,42 +12,42 @@ const NONE: u32 = u32::MAX;
 
 /// End of a range, exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End<'a> {
+enum RangeEnd<'a> {
     Before(&'a [u8]),
     Unbounded,
 }
 
-impl End<'_> {
+impl RangeEnd<'_> {
     fn is_above(self, key: &[u8]) -> bool {
         match self {
-            End::Before(end) => key < end,
-            End::Unbounded => true,
+            RangeEnd::Before(end) => key < end,
+            RangeEnd::Unbounded => true,
         }
     }
 }
 
-impl Ord for End<'_> {
+impl Ord for RangeEnd<'_> {
     fn cmp(&self, other: &Self) -> Ordering {
         match (self, other) {
-            (End::Before(left), End::Before(right)) => left.cmp(right),
-            (End::Before(_), End::Unbounded) => Ordering::Less,
-            (End::Unbounded, End::Before(_)) => Ordering::Greater,
-            (End::Unbounded, End::Unbounded) => Ordering::Equal,
+            (RangeEnd::Before(left), RangeEnd::Before(right)) => left.cmp(right),
+            (RangeEnd::Before(_), RangeEnd::Unbounded) => Ordering::Less,
+            (RangeEnd::Unbounded, RangeEnd::Before(_)) => Ordering::Greater,
+            (RangeEnd::Unbounded, RangeEnd::Unbounded) => Ordering::Equal,
         }
     }
 }
 
-impl PartialOrd for End<'_> {
+impl PartialOrd for RangeEnd<'_> {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// Start and end of a range, in the order of the tree.
-type Bounds<'a> = (&'a [u8], End<'a>);
+type Bounds<'a> = (&'a [u8], RangeEnd<'a>);
 
 #[derive(Debug)]
-struct Node<V> {
+struct IntervalNode<V> {
     start: Box<[u8]>,
     /// `None`: unbounded.
     end: Option<Box<[u8]>>,
@@ -59,9 +59,9 @@ struct Node<V> {
     largest: u32,
 }
 
-impl<V> Node<V> {
-    fn end(&self) -> End<'_> {
-        self.end.as_deref().map_or(End::Unbounded, End::Before)
+impl<V> IntervalNode<V> {
+    fn end(&self) -> RangeEnd<'_> {
+        self.end.as_deref().map_or(RangeEnd::Unbounded, RangeEnd::Before)
     }
 
     fn bounds(&self) -> Bounds<'_> {
@@ -75,7 +75,7 @@ impl<V> Node<V> {
 pub struct IntervalTree<V> {
     singles: HashMap<Box<[u8]>, V>,
     /// Arena of the treap. Unused nodes are linked by `left`, from `unused` on.
-    nodes: Vec<Node<V>>,
+    nodes: Vec<IntervalNode<V>>,
     unused: u32,
     root: u32,
     ranges: usize,
@@ -110,8 +110,8 @@ impl<V: Copy> IntervalTree<V> {
     pub fn get(&self, interval: &Interval<'_>) -> Option<V> {
         let wanted = match *interval {
             Interval::Single(key) => return self.singles.get(key).copied(),
-            Interval::Range(start, end) => (start, End::Before(end)),
-            Interval::From(start) => (start, End::Unbounded),
+            Interval::Range(start, end) => (start, RangeEnd::Before(end)),
+            Interval::From(start) => (start, RangeEnd::Unbounded),
         };
         let mut at = self.root;
         while at != NONE {
@@ -133,7 +133,7 @@ impl<V: Copy> IntervalTree<V> {
             Interval::From(start) => (start, None),
         };
         let old = self.remove(interval);
-        let node = Node {
+        let node = IntervalNode {
             start: start.into(),
             end: end.map(Into::into),
             value,
@@ -152,8 +152,8 @@ impl<V: Copy> IntervalTree<V> {
     pub fn remove(&mut self, interval: &Interval<'_>) -> Option<V> {
         let wanted = match *interval {
             Interval::Single(key) => return self.singles.remove(key),
-            Interval::Range(start, end) => (start, End::Before(end)),
-            Interval::From(start) => (start, End::Unbounded),
+            Interval::Range(start, end) => (start, RangeEnd::Before(end)),
+            Interval::From(start) => (start, RangeEnd::Unbounded),
         };
         let (root, removed) = self.remove_below(self.root, wanted);
         self.root = root;
@@ -305,7 +305,7 @@ impl<V: Copy> IntervalTree<V> {
         self.node_mut(at).largest = largest;
     }
 
-    fn add(&mut self, node: Node<V>) -> u32 {
+    fn add(&mut self, node: IntervalNode<V>) -> u32 {
         if self.unused != NONE {
             let at = self.unused;
             self.unused = self.node(at).left;
@@ -317,11 +317,11 @@ impl<V: Copy> IntervalTree<V> {
         u32::try_from(self.nodes.len() - 1).unwrap_or(NONE)
     }
 
-    fn node(&self, at: u32) -> &Node<V> {
+    fn node(&self, at: u32) -> &IntervalNode<V> {
         &self.nodes[at as usize]
     }
 
-    fn node_mut(&mut self, at: u32) -> &mut Node<V> {
+    fn node_mut(&mut self, at: u32) -> &mut IntervalNode<V> {
         &mut self.nodes[at as usize]
     }
 

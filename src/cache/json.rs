@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{
-    answer::{ResponseHeader, State},
+    answer::{AnswerStep, ResponseHeader},
     entry::Entry,
     select::{Selection, Values},
 };
@@ -18,7 +18,7 @@ pub struct JsonAnswer {
     selection: Selection,
     /// Number of entries produced so far.
     produced: u64,
-    state: State,
+    state: AnswerStep,
 }
 
 impl JsonAnswer {
@@ -28,13 +28,13 @@ impl JsonAnswer {
             header,
             selection,
             produced: 0,
-            state: State::Header,
+            state: AnswerStep::Header,
         }
     }
 
     /// Whether the last piece was produced.
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == AnswerStep::Done
     }
 
     /// Next piece of the text: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter. `None`
@@ -42,10 +42,10 @@ impl JsonAnswer {
     pub fn next_piece(&mut self, target_bytes: usize) -> Option<String> {
         let mut out = String::new();
         match self.state {
-            State::Done => return None,
-            State::Kvs => {}
-            State::Header => {
-                self.state = State::Kvs;
+            AnswerStep::Done => return None,
+            AnswerStep::Kvs => {}
+            AnswerStep::Header => {
+                self.state = AnswerStep::Kvs;
                 out.push('{');
                 JsonFields::new(&mut out).header(&self.header);
                 if !self.selection.is_empty() {
@@ -69,7 +69,7 @@ impl JsonAnswer {
         });
         self.produced += produced;
         if self.produced == self.selection.len() {
-            self.state = State::Done;
+            self.state = AnswerStep::Done;
             self.write_end(&mut out);
         }
         Some(out)

@@ -23,7 +23,7 @@ pub(super) struct Leaf {
 }
 
 /// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
-pub(super) type Position = Result<usize, usize>;
+pub(super) type KeyIndex = Result<usize, usize>;
 
 /// The right half of a divided leaf, and the shortest key that separates it from the left half.
 pub(super) struct RightHalf {
@@ -63,7 +63,7 @@ impl Leaf {
     }
 
     /// Position of a key, by binary search.
-    pub(super) fn position(&self, key: &[u8]) -> Position {
+    pub(super) fn position(&self, key: &[u8]) -> KeyIndex {
         self.entries.binary_search_by(|entry| entry.key().cmp(key))
     }
 

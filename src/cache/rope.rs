@@ -17,7 +17,7 @@ pub(super) const COPY_BELOW_BYTES: usize = 1 << 10;
 pub struct Rope {
     /// Copied bytes; segments of kind `Slab` are ranges of it.
     slab: Vec<u8>,
-    segments: Vec<Segment>,
+    segments: Vec<RopeSegment>,
     /// Index of the first segment with unread bytes, and the number of bytes read from it.
     first: usize,
     read: usize,
@@ -25,7 +25,7 @@ pub struct Rope {
 }
 
 #[derive(Debug)]
-enum Segment {
+enum RopeSegment {
     Slab(Range<usize>),
     Entry(Entry),
     /// An entry without its first byte, the tag.
@@ -49,8 +49,8 @@ impl Rope {
         let end = self.slab.len();
         self.remaining += end - start;
         match self.segments.last_mut() {
-            Some(Segment::Slab(range)) => range.end = end,
-            _ if end > start => self.segments.push(Segment::Slab(start..end)),
+            Some(RopeSegment::Slab(range)) => range.end = end,
+            _ if end > start => self.segments.push(RopeSegment::Slab(start..end)),
             _ => {}
         }
     }
@@ -67,7 +67,7 @@ impl Rope {
             });
         } else {
             self.remaining += encoded.len();
-            self.segments.push(Segment::Entry(entry.clone()));
+            self.segments.push(RopeSegment::Entry(entry.clone()));
         }
     }
 
@@ -84,7 +84,7 @@ impl Rope {
         } else {
             self.write(|slab| slab.push(tag));
             self.remaining += encoded.len() - 1;
-            self.segments.push(Segment::Untagged(entry.clone()));
+            self.segments.push(RopeSegment::Untagged(entry.clone()));
         }
     }
 
@@ -92,7 +92,7 @@ impl Rope {
     pub fn push_shared(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
             self.remaining += bytes.len();
-            self.segments.push(Segment::Shared(bytes));
+            self.segments.push(RopeSegment::Shared(bytes));
         }
     }
 
@@ -114,10 +114,10 @@ impl Rope {
     fn unread(&self, index: usize, read: usize) -> [&[u8]; 2] {
         let [head, tail]: [&[u8]; 2] = match self.segments.get(index) {
             None => return [&[]; 2],
-            Some(Segment::Slab(range)) => [&self.slab[range.clone()], &[]],
-            Some(Segment::Shared(bytes)) => [bytes, &[]],
-            Some(Segment::Entry(entry)) => entry.encoded().as_slices(),
-            Some(Segment::Untagged(entry)) => {
+            Some(RopeSegment::Slab(range)) => [&self.slab[range.clone()], &[]],
+            Some(RopeSegment::Shared(bytes)) => [bytes, &[]],
+            Some(RopeSegment::Entry(entry)) => entry.encoded().as_slices(),
+            Some(RopeSegment::Untagged(entry)) => {
                 let [head, tail] = entry.encoded().as_slices();
                 [&head[1..], tail]
             }
@@ -167,10 +167,10 @@ impl Buf for Rope {
         self.read += count;
         while let Some(segment) = self.segments.get(self.first) {
             let length = match segment {
-                Segment::Slab(range) => range.len(),
-                Segment::Shared(bytes) => bytes.len(),
-                Segment::Entry(entry) => entry.encoded_len(),
-                Segment::Untagged(entry) => entry.encoded_len() - 1,
+                RopeSegment::Slab(range) => range.len(),
+                RopeSegment::Shared(bytes) => bytes.len(),
+                RopeSegment::Entry(entry) => entry.encoded_len(),
+                RopeSegment::Untagged(entry) => entry.encoded_len() - 1,
             };
             if self.read < length {
                 break;

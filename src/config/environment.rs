@@ -81,7 +81,7 @@ fn is_service_link(name: &str, value: &str) -> bool {
 
 /// Source of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum FlagOrigin {
     /// The command line.
     CommandLine,
     /// A variable `RANGECACHE_…`.
@@ -92,23 +92,23 @@ pub enum Source {
     Default,
 }
 
-impl Source {
+impl FlagOrigin {
     /// All of them, those that win first.
-    const ALL: [Source; 4] = [
-        Source::CommandLine,
-        Source::Environment,
-        Source::File,
-        Source::Default,
+    const ALL: [FlagOrigin; 4] = [
+        FlagOrigin::CommandLine,
+        FlagOrigin::Environment,
+        FlagOrigin::File,
+        FlagOrigin::Default,
     ];
 
     /// Words for the operator.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Source::CommandLine => "command line",
-            Source::Environment => "environment",
-            Source::File => "flags file",
-            Source::Default => "default",
+            FlagOrigin::CommandLine => "command line",
+            FlagOrigin::Environment => "environment",
+            FlagOrigin::File => "flags file",
+            FlagOrigin::Default => "default",
         }
     }
 }
@@ -119,7 +119,7 @@ pub struct Setting {
     /// Flag, without its dashes.
     pub flag: String,
     /// Source of the value: command line, environment, flags file or default.
-    pub source: Source,
+    pub source: FlagOrigin,
     value: Option<String>,
     is_secret: bool,
 }
@@ -158,10 +158,10 @@ pub fn settings(config: &Config, matches: &ArgMatches, of_file: &BTreeSet<String
             continue;
         };
         let source = match matches.value_source(flag.get_id().as_str()) {
-            _ if of_file.contains(name) => Source::File,
-            Some(ValueSource::CommandLine) => Source::CommandLine,
-            Some(ValueSource::EnvVariable) => Source::Environment,
-            _ => Source::Default,
+            _ if of_file.contains(name) => FlagOrigin::File,
+            Some(ValueSource::CommandLine) => FlagOrigin::CommandLine,
+            Some(ValueSource::EnvVariable) => FlagOrigin::Environment,
+            _ => FlagOrigin::Default,
         };
         settings.push(Setting {
             flag: name.to_owned(),
@@ -178,12 +178,12 @@ pub fn settings(config: &Config, matches: &ArgMatches, of_file: &BTreeSet<String
 #[must_use]
 pub fn effective(settings: &[Setting]) -> String {
     let mut text = String::new();
-    for source in Source::ALL {
+    for source in FlagOrigin::ALL {
         let heading = match source {
-            Source::CommandLine => "From the command line",
-            Source::Environment => "From the environment",
-            Source::File => "From the flags file",
-            Source::Default => "Defaults",
+            FlagOrigin::CommandLine => "From the command line",
+            FlagOrigin::Environment => "From the environment",
+            FlagOrigin::File => "From the flags file",
+            FlagOrigin::Default => "Defaults",
         };
         // Writing into a String cannot fail.
         let _ = writeln!(text, "# {heading}");
@@ -204,7 +204,7 @@ pub fn effective(settings: &[Setting]) -> String {
 pub fn given(settings: &[Setting]) -> String {
     let given = settings
         .iter()
-        .filter(|setting| setting.source != Source::Default);
+        .filter(|setting| setting.source != FlagOrigin::Default);
     let flags = given.map(|setting| format!("--{}={}", setting.flag, quoted(setting.shown())));
     flags.collect::<Vec<_>>().join(" ")
 }

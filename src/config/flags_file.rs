@@ -18,19 +18,19 @@ const MAX_BYTES: u64 = 1 << 20;
 #[derive(Clone, Debug, Default)]
 pub struct FlagsFile {
     path: PathBuf,
-    entries: Vec<Entry>,
+    entries: Vec<FlagsFileLine>,
 }
 
 /// Line of the file that sets a flag. `Debug` omits the value, which may be a secret.
 #[derive(Clone)]
-struct Entry {
+struct FlagsFileLine {
     line: usize,
     /// Flag, without its dashes.
     flag: String,
     value: String,
 }
 
-impl std::fmt::Debug for Entry {
+impl std::fmt::Debug for FlagsFileLine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Entry")
             .field("line", &self.line)
@@ -131,7 +131,7 @@ impl FlagsFile {
                     nearest: (*known.iter().min_by_key(distance).unwrap_or(&"")).to_owned(),
                 });
             }
-            let entry = Entry { line, flag, value };
+            let entry = FlagsFileLine { line, flag, value };
             file.check(&entry)?;
             file.entries.push(entry);
         }
@@ -139,7 +139,7 @@ impl FlagsFile {
     }
 
     /// Checks the value of `entry` with the flag's own parser.
-    fn check(&self, entry: &Entry) -> Result<(), FlagsFileError> {
+    fn check(&self, entry: &FlagsFileLine) -> Result<(), FlagsFileError> {
         let argument = entry.argument().map_err(|error| self.refused(entry, error))?;
         let arguments = [Some(OsString::from("rangecache")), argument];
         match Config::command().try_get_matches_from(arguments.into_iter().flatten()) {
@@ -148,7 +148,7 @@ impl FlagsFile {
         }
     }
 
-    fn refused(&self, entry: &Entry, error: String) -> FlagsFileError {
+    fn refused(&self, entry: &FlagsFileLine, error: String) -> FlagsFileError {
         FlagsFileError::Value {
             path: self.path.clone(),
             line: entry.line,
@@ -174,7 +174,7 @@ impl FlagsFile {
     }
 }
 
-impl Entry {
+impl FlagsFileLine {
     /// The line as an argument; `None` for a switch that is off.
     fn argument(&self) -> Result<Option<OsString>, String> {
         let command = Config::command();

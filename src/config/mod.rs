@@ -26,7 +26,7 @@ mod process;
 mod tls;
 
 pub use environment::{
-    Setting, Source, UnknownVariable, check_names, effective, given, settings, with_environment,
+    FlagOrigin, Setting, UnknownVariable, check_names, effective, given, settings, with_environment,
 };
 pub use file::FileConfig;
 pub use flags::{Config, ConfigError};

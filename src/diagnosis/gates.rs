@@ -1,11 +1,11 @@
 //! States of the version gates in words.
 
 use super::finding::{Finding, Severity};
-use crate::upstream::gates::{Gate, GateState};
+use crate::upstream::gates::{GateState, VersionGate};
 
 /// State of `gate` in words, with its severity.
 #[must_use]
-pub fn describe(gate: &Gate, state: GateState) -> (Severity, String) {
+pub fn describe(gate: &VersionGate, state: GateState) -> (Severity, String) {
     let closed = if gate.forwards_reads {
         Severity::Warning
     } else {
@@ -42,7 +42,7 @@ pub fn describe(gate: &Gate, state: GateState) -> (Severity, String) {
 
 /// Finding for the state of `gate`.
 #[must_use]
-pub fn finding(gate: &Gate, state: GateState) -> Finding {
+pub fn finding(gate: &VersionGate, state: GateState) -> Finding {
     let (severity, state) = describe(gate, state);
     let remedy = if severity >= Severity::Warning {
         format!("Upgrade every member of etcd to {}.", gate.versions())

@@ -33,11 +33,11 @@ const NOT_COMPARED: u8 = 2;
 #[derive(Debug)]
 struct Difference {
     key: Vec<u8>,
-    kind: Kind,
+    kind: DifferenceKind,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum DifferenceKind {
     OnlyA,
     OnlyB,
     /// Modification revisions of A and B.
@@ -48,17 +48,17 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key.escape_ascii();
         match self.kind {
-            Kind::OnlyA => write!(f, "only in A  {key}"),
-            Kind::OnlyB => write!(f, "only in B  {key}"),
-            Kind::Differs(a, b) if a == b => write!(f, "differs    {key}  (both modified at {a})"),
-            Kind::Differs(a, b) => write!(f, "differs    {key}  (modified at {a} in A, {b} in B)"),
+            DifferenceKind::OnlyA => write!(f, "only in A  {key}"),
+            DifferenceKind::OnlyB => write!(f, "only in B  {key}"),
+            DifferenceKind::Differs(a, b) if a == b => write!(f, "differs    {key}  (both modified at {a})"),
+            DifferenceKind::Differs(a, b) => write!(f, "differs    {key}  (modified at {a} in A, {b} in B)"),
         }
     }
 }
 
 /// Result of a comparison.
 #[derive(Debug)]
-struct Summary {
+struct DiffSummary {
     revision: i64,
     /// Keys that were compared, those of one side alone included.
     keys: u64,
@@ -67,16 +67,16 @@ struct Summary {
     is_cut: bool,
 }
 
-impl Summary {
+impl DiffSummary {
     /// Whether all keys are the same.
     fn is_equal(&self) -> bool {
         self.differences == 0
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for DiffSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Summary {
+        let DiffSummary {
             revision,
             keys,
             differences,
@@ -122,7 +122,7 @@ pub fn run(options: &DiffConfig) -> ExitCode {
 ///
 /// # Errors
 /// What prevents the comparison, in words.
-async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<Summary, String> {
+async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<DiffSummary, String> {
     let connections = options.connections();
     // Throwaway registry; these metrics are discarded.
     let connector = connections
@@ -145,7 +145,7 @@ async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Re
     }
     a.revision = revision;
     b.revision = revision;
-    let mut summary = Summary {
+    let mut summary = DiffSummary {
         revision,
         keys: 0,
         differences: 0,
@@ -176,10 +176,13 @@ async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Re
 fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<Difference> {
     let (key, kind) = match (&a, &b) {
         (None, None) => return None,
-        (Some(a), None) => (a.key(), Kind::OnlyA),
-        (None, Some(b)) => (b.key(), Kind::OnlyB),
+        (Some(a), None) => (a.key(), DifferenceKind::OnlyA),
+        (None, Some(b)) => (b.key(), DifferenceKind::OnlyB),
         (Some(a), Some(b)) if a.encoded().contiguous() == b.encoded().contiguous() => return None,
-        (Some(a), Some(b)) => (a.key(), Kind::Differs(a.mod_revision(), b.mod_revision())),
+        (Some(a), Some(b)) => (
+            a.key(),
+            DifferenceKind::Differs(a.mod_revision(), b.mod_revision()),
+        ),
     };
     Some(Difference {
         key: key.to_vec(),

@@ -10,7 +10,7 @@ use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report};
 use crate::config::Config;
-use crate::tls::{Connector, Facts, look_at_file};
+use crate::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Remaining validity below which a certificate is reported.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -70,7 +70,7 @@ pub(super) async fn examine_members(members: &[Member], connector: &Connector, r
     }
 }
 
-fn assess(what: &str, facts: &Facts, report: &mut Report) {
+fn assess(what: &str, facts: &CertificateFacts, report: &mut Report) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let left = facts.not_after_seconds - now;

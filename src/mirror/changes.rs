@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::lifecycle;
 use super::mirrors::Mirrors;
-use super::set::Slot;
+use super::set::MirrorSlot;
 use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use crate::keyspace::scope::{Scope, scopes};
@@ -65,7 +65,7 @@ impl Mirrors {
         hub.set_closed(self.forwards_all());
         if let Some(position) = self
             .set
-            .add(Slot::new(mirror, hub, true, self.stop.child_token()))
+            .add(MirrorSlot::new(mirror, hub, true, self.stop.child_token()))
         {
             lifecycle::start(self, position);
         }

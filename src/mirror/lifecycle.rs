@@ -23,7 +23,7 @@ use super::feed::{Feed, FeedEnd, Feeding};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
-use super::view::{Ended, Epoch, Mirror};
+use super::view::{Epoch, Mirror, ReaderEnd};
 use super::watch_hub;
 use crate::cache::Store;
 use crate::net::Url;
@@ -194,8 +194,8 @@ impl Lifecycle<'_> {
                     "reloading the mirror"
                 );
                 let ended = match cause {
-                    LoadCause::Compacted(compact_revision) => Ended::Compacted { compact_revision },
-                    _ => Ended::Dropped(Reason::Loading),
+                    LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
+                    _ => ReaderEnd::Dropped(Reason::Loading),
                 };
                 let _ = mirror.drop_contents(epoch, Reason::Loading, ended);
                 cause
@@ -209,7 +209,7 @@ impl Lifecycle<'_> {
     /// Frees the mirror's memory and waits until its keys, at `mean_bytes` each, may fit.
     async fn wait_until_it_fits(&mut self, epoch: Epoch, mean_bytes: u64) -> LoadCause {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
-        let _ = mirror.drop_contents(epoch, Reason::OverBudget, Ended::Dropped(Reason::OverBudget));
+        let _ = mirror.drop_contents(epoch, Reason::OverBudget, ReaderEnd::Dropped(Reason::OverBudget));
         let (set, upstream, probe_interval) = (&mirrors.set, &mirrors.upstream, mirrors.probe_interval);
         over_budget::until_it_may_fit(set, upstream, probe_interval, mirror, epoch, mean_bytes).await;
         self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
@@ -263,7 +263,7 @@ async fn load(
     reason_while_loading: Reason,
 ) -> Result<Option<LoadedBy>, LoadError> {
     // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
-    let ended = Ended::Dropped(reason_while_loading);
+    let ended = ReaderEnd::Dropped(reason_while_loading);
     if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
         return Ok(None);
     }

@@ -15,7 +15,7 @@ use super::freshness::{Findings, Freshness};
 use super::history::{ClusterState, Compaction, HistoryId};
 use super::load::LoadPacing;
 use super::metrics::RoomMetrics;
-use super::set::{MirrorSet, Slot};
+use super::set::{MirrorSet, MirrorSlot};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
@@ -72,7 +72,7 @@ impl Mirrors {
             .into_iter()
             .map(|scope| {
                 let mirror = Mirror::new(scope, Arc::clone(&cluster_state), &telemetry.metrics);
-                Slot::new(mirror, Arc::default(), false, stop.child_token())
+                MirrorSlot::new(mirror, Arc::default(), false, stop.child_token())
             });
         let set = MirrorSet::new(slots.collect(), Arc::clone(&cluster_state), live.clone());
         let (set, compaction) = (Arc::new(set), Arc::<Compaction>::default());

@@ -18,7 +18,7 @@ const MAX_ADDED: usize = 1_024;
 
 /// A mirror with its watch hub.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct MirrorSlot {
     pub(super) mirror: Mirror,
     pub(super) hub: Arc<WatchHub>,
     /// Set once a reload has removed the mirror: what a connection sends that was opened by then, and is still open, is of
@@ -32,9 +32,14 @@ pub(super) struct Slot {
     pub(super) ended: CancellationToken,
 }
 
-impl Slot {
-    pub(super) fn new(mirror: Mirror, hub: Arc<WatchHub>, was_added: bool, stop: CancellationToken) -> Slot {
-        Slot {
+impl MirrorSlot {
+    pub(super) fn new(
+        mirror: Mirror,
+        hub: Arc<WatchHub>,
+        was_added: bool,
+        stop: CancellationToken,
+    ) -> MirrorSlot {
+        MirrorSlot {
             mirror,
             hub,
             removed: OnceLock::new(),
@@ -70,7 +75,7 @@ impl Slot {
 /// All mirrors, those that were removed included. A mirror keeps its position.
 #[derive(Debug)]
 pub(super) struct MirrorSet {
-    places: Box<[OnceLock<Slot>]>,
+    places: Box<[OnceLock<MirrorSlot>]>,
     pub(super) cluster_state: Arc<ClusterState>,
     /// `--cache-max-bytes`.
     live: Live<MirrorConfig>,
@@ -79,7 +84,7 @@ pub(super) struct MirrorSet {
 impl MirrorSet {
     /// Places for `slots`, and for those that reloads add.
     pub(super) fn new(
-        slots: Vec<Slot>,
+        slots: Vec<MirrorSlot>,
         cluster_state: Arc<ClusterState>,
         live: Live<MirrorConfig>,
     ) -> MirrorSet {
@@ -97,24 +102,24 @@ impl MirrorSet {
     }
 
     /// Adds a mirror, and returns its position; `None` without a place.
-    pub(super) fn add(&self, slot: Slot) -> Option<usize> {
+    pub(super) fn add(&self, slot: MirrorSlot) -> Option<usize> {
         let position = self.every().count();
         self.places.get(position)?.set(slot).ok()?;
         Some(position)
     }
 
     /// The mirror at `position`, removed or not.
-    pub(super) fn get(&self, position: usize) -> Option<&Slot> {
+    pub(super) fn get(&self, position: usize) -> Option<&MirrorSlot> {
         self.places.get(position)?.get()
     }
 
     /// Every slot in use, those of removed mirrors included.
-    pub(super) fn every(&self) -> impl Iterator<Item = &Slot> {
+    pub(super) fn every(&self) -> impl Iterator<Item = &MirrorSlot> {
         self.places.iter().map_while(OnceLock::get)
     }
 
     /// Mirrors that were not removed, with their positions.
-    pub(super) fn present(&self) -> impl Iterator<Item = (usize, &Slot)> {
+    pub(super) fn present(&self) -> impl Iterator<Item = (usize, &MirrorSlot)> {
         self.every().enumerate().filter(|(_, slot)| !slot.is_removed())
     }
 

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::history::ClusterState;
 use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy};
-use super::set::{MirrorSet, Slot};
+use super::set::{MirrorSet, MirrorSlot};
 use super::view::Mirror;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store};
@@ -294,7 +294,7 @@ impl Bench {
         let telemetry = Telemetry::default();
         let cluster_state = Arc::<ClusterState>::default();
         let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry.metrics);
-        let slot = Slot::new(mirror, Arc::default(), false, stop.child_token());
+        let slot = MirrorSlot::new(mirror, Arc::default(), false, stop.child_token());
         let flags = ["rangecache", "--cache-max-bytes", max_bytes];
         let live = Live::new(Config::try_parse_from(flags).unwrap().mirror);
         Bench {

@@ -62,12 +62,12 @@ enum Verified {
     /// The mirror went out of service.
     Out,
     /// The mirror differs from etcd.
-    Different(Difference),
+    Different(PieceDifference),
 }
 
 /// Difference of a piece. Carries neither keys nor values (I10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Difference {
+struct PieceDifference {
     revision: i64,
     /// Keys of the piece in etcd, and in the mirror.
     etcd_keys: u64,
@@ -268,7 +268,7 @@ impl Piece {
     }
 
     /// Compares etcd's response with the tree from which the piece was cut.
-    fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), Difference> {
+    fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), PieceDifference> {
         let mut first = 0;
         view.tree.for_each_from(self.rank, |entry| {
             let same = first < self.keys
@@ -286,7 +286,7 @@ impl Piece {
         if first == self.keys && etcd_keys == self.keys && theirs.kvs.len() as u64 == self.keys {
             return Ok(());
         }
-        Err(Difference {
+        Err(PieceDifference {
             revision: view.revision,
             etcd_keys,
             mirror_keys: self.keys,
@@ -363,7 +363,7 @@ mod tests {
     }
 
     /// Compares a mirror of `ours` piece by piece with an etcd that holds `theirs`; returns the number of pieces.
-    fn verify_all(ours: &[Bytes], theirs: &[Bytes]) -> Result<usize, Difference> {
+    fn verify_all(ours: &[Bytes], theirs: &[Bytes]) -> Result<usize, PieceDifference> {
         let view = View {
             tree: tree(ours),
             revision: 9,

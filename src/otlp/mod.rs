@@ -30,7 +30,7 @@ use crate::telemetry::trace::{Span, Tracer};
 use crate::tls;
 use metrics::SpanMetrics;
 pub use settings::{IgnoredOtel, OtelConfig};
-use transport::Connector;
+use transport::CollectorConnector;
 
 /// Time limit for exporting the last spans when rangecache stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -39,7 +39,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Exporter {
     config: OtelConfig,
-    connector: Connector,
+    connector: CollectorConnector,
     queue: mpsc::Receiver<Span>,
     /// Spans received and not exported yet.
     batch: Vec<Span>,
@@ -69,7 +69,7 @@ impl Exporter {
             metrics.spans.handle("dropped"),
         );
         let exporter = Exporter {
-            connector: Connector::new(&config, tls),
+            connector: CollectorConnector::new(&config, tls),
             config,
             queue,
             batch: Vec::new(),

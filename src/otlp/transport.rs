@@ -37,7 +37,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// The setting that the library refuses.
 pub(super) fn exporter(
     config: &OtelConfig,
-    connector: Connector,
+    connector: CollectorConnector,
     tasks: TaskTracker,
     alive: CancellationToken,
 ) -> Result<SpanExporter, ExporterBuildError> {
@@ -50,7 +50,7 @@ pub(super) fn exporter(
             let endpoint = Endpoint::from_shared(config.endpoint.to_string())
                 .map_err(|error| ExporterBuildError::InvalidConfiguration(error.to_string()))?
                 .timeout(config.timeout)
-                .executor(Tracked { tasks, alive });
+                .executor(ExportExecutor { tasks, alive });
             SpanExporter::builder()
                 .with_tonic()
                 .with_channel(endpoint.connect_with_connector_lazy(connector))
@@ -71,12 +71,12 @@ pub(super) fn exporter(
 
 /// Connects to the collector, whichever URI is requested: there is one.
 #[derive(Clone, Debug)]
-pub(super) struct Connector {
-    target: Arc<Target>,
+pub(super) struct CollectorConnector {
+    target: Arc<CollectorTarget>,
 }
 
 #[derive(Debug)]
-struct Target {
+struct CollectorTarget {
     url: Url,
     tls: Option<tls::Collector>,
     http2: bool,
@@ -85,17 +85,17 @@ struct Target {
     failure: Mutex<Option<String>>,
 }
 
-impl Connector {
+impl CollectorConnector {
     /// A connector to the collector of `config`, with TLS if `tls` is given.
-    pub(super) fn new(config: &OtelConfig, tls: Option<tls::Collector>) -> Connector {
-        let target = Target {
+    pub(super) fn new(config: &OtelConfig, tls: Option<tls::Collector>) -> CollectorConnector {
+        let target = CollectorTarget {
             url: config.endpoint.clone(),
             tls,
             http2: config.protocol == Protocol::Grpc,
             timeout: config.timeout,
             failure: Mutex::new(None),
         };
-        Connector {
+        CollectorConnector {
             target: Arc::new(target),
         }
     }
@@ -106,7 +106,7 @@ impl Connector {
     }
 }
 
-impl Target {
+impl CollectorTarget {
     async fn connect(&self) -> io::Result<Io> {
         let connecting = async {
             match &self.tls {
@@ -128,7 +128,7 @@ impl Target {
     }
 }
 
-impl Service<Uri> for Connector {
+impl Service<Uri> for CollectorConnector {
     type Response = Io;
     type Error = io::Error;
     type Future = Pin<Box<dyn Future<Output = io::Result<Io>> + Send>>;
@@ -173,12 +173,12 @@ impl Write for Io {
 }
 
 /// Spawns tasks on a tracker that the caller joins.
-struct Tracked {
+struct ExportExecutor {
     tasks: TaskTracker,
     alive: CancellationToken,
 }
 
-impl<F> Executor<F> for Tracked
+impl<F> Executor<F> for ExportExecutor
 where
     F: Future<Output = ()> + Send + 'static,
 {

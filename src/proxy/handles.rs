@@ -107,7 +107,7 @@ pub struct Client {
 
 /// Protocol by which a call reaches etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(super) enum CallProtocol {
     /// gRPC.
     Grpc,
     /// etcd's JSON gateway.
@@ -119,9 +119,9 @@ impl Client {
     /// rangecache's certificate has no common name, or, with `--caller-is=certificate`, by the common name that the client
     /// has in common with rangecache. etcd sees rangecache's certificate and would take another client without a token for
     /// that user. Its gateway has no user without a token.
-    pub(super) fn identifies(&self, has_credentials: bool, by: Protocol) -> bool {
+    pub(super) fn identifies(&self, has_credentials: bool, by: CallProtocol) -> bool {
         has_credentials
-            || (self.has_own_name && by == Protocol::Grpc)
+            || (self.has_own_name && by == CallProtocol::Grpc)
             || !self.proxy.forward.upstream.connector().names_a_user()
     }
 }

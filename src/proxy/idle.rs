@@ -51,12 +51,12 @@ pub(super) struct ResponseRegistry {
     /// frame.
     tick: Arc<AtomicU32>,
     /// Weak references: a response that is complete drops its state at once, and is removed here at the next tick.
-    in_flight: Mutex<Vec<Weak<Watched>>>,
+    in_flight: Mutex<Vec<Weak<WatchedSource>>>,
 }
 
 /// Tick of the last read of one response.
 #[derive(Debug)]
-pub(super) struct Progress {
+pub(super) struct ReadProgress {
     /// Current tick of the registry.
     tick: Arc<AtomicU32>,
     last_read: AtomicU32,
@@ -64,14 +64,14 @@ pub(super) struct Progress {
 
 /// Source of a response that is aborted if its client stops reading.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedSource {
     /// The reason after the response was aborted.
-    state: Mutex<Result<State, Aborted>>,
-    progress: Arc<Progress>,
+    state: Mutex<Result<SourceState, Aborted>>,
+    progress: Arc<ReadProgress>,
 }
 
 #[derive(Debug)]
-struct State {
+struct SourceState {
     source: Box<dyn BodySource>,
     /// Frame or end that the registry polled from the source and the client has not read.
     polled: Option<Option<Result<Frame<Rope>, BoxError>>>,
@@ -112,14 +112,14 @@ enum Aborted {
 
 impl ResponseRegistry {
     /// Registers a response with this `source`, until the result is dropped.
-    pub(super) fn watch(&self, source: Box<dyn BodySource>) -> Arc<Watched> {
-        let watched = Arc::new(Watched {
-            state: Mutex::new(Ok(State {
+    pub(super) fn watch(&self, source: Box<dyn BodySource>) -> Arc<WatchedSource> {
+        let watched = Arc::new(WatchedSource {
+            state: Mutex::new(Ok(SourceState {
                 source,
                 polled: None,
                 pending: None,
             })),
-            progress: Arc::new(Progress {
+            progress: Arc::new(ReadProgress {
                 last_read: AtomicU32::new(self.tick.load(Ordering::Relaxed)),
                 tick: Arc::clone(&self.tick),
             }),
@@ -248,7 +248,7 @@ impl ResponseRegistry {
     }
 }
 
-impl Progress {
+impl ReadProgress {
     /// Records that the client has read something.
     pub(super) fn record(&self) {
         // Relaxed: a tick that is missed only delays the abort by one interval.
@@ -257,7 +257,7 @@ impl Progress {
     }
 }
 
-impl Watched {
+impl WatchedSource {
     /// Records a read, and polls the source.
     pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> PolledFrame {
         self.progress.record();
@@ -280,7 +280,7 @@ impl Watched {
         }
     }
 
-    pub(super) fn progress(&self) -> &Arc<Progress> {
+    pub(super) fn progress(&self) -> &Arc<ReadProgress> {
         &self.progress
     }
 
@@ -336,7 +336,7 @@ impl Watched {
     }
 }
 
-impl State {
+impl SourceState {
     /// Polls the source for the frame that the client will read next.
     fn poll_ahead(&mut self) {
         let waker = self.pending.clone().unwrap_or_else(|| Waker::noop().clone());
@@ -377,13 +377,13 @@ mod tests {
         }
     }
 
-    fn read(response: &Watched) -> Polled {
+    fn read(response: &WatchedSource) -> Polled {
         response
             .poll_frame(&mut Context::from_waker(Waker::noop()))
             .polled
     }
 
-    fn is_aborted(response: &Watched) -> bool {
+    fn is_aborted(response: &WatchedSource) -> bool {
         matches!(read(response), Poll::Ready(Some(Err(_))))
     }
 

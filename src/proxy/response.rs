@@ -22,7 +22,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
 
 use super::call::CallRecord;
-use super::idle::{PolledFrame, Progress, ResponseRegistry, Watched};
+use super::idle::{PolledFrame, ReadProgress, ResponseRegistry, WatchedSource};
 pub(super) use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
@@ -53,10 +53,10 @@ pub(super) trait Observer: fmt::Debug + Send {
 
 /// Body of a response to a client.
 #[derive(Debug)]
-pub struct ResponseBody(Kind);
+pub struct ResponseBody(BodyKind);
 
 #[derive(Debug)]
-enum Kind {
+enum BodyKind {
     Empty,
     /// A single message, then trailers.
     Whole {
@@ -72,7 +72,7 @@ enum Kind {
 /// A source whose response is being sent to its client.
 #[derive(Debug)]
 struct Delivery {
-    source: Arc<Watched>,
+    source: Arc<WatchedSource>,
     /// Counts the call.
     call: CallBytes,
     /// Reports the call when this is dropped.
@@ -92,19 +92,19 @@ pub struct Outbound {
     /// Counts the data if the source has a budget of its own.
     _own: Option<Box<HeldBytes>>,
     /// Records that the client reads.
-    progress: Option<Arc<Progress>>,
+    progress: Option<Arc<ReadProgress>>,
 }
 
 impl ResponseBody {
     /// Creates a body without frames, for a response whose status is in the headers.
     pub(super) fn empty() -> ResponseBody {
-        ResponseBody(Kind::Empty)
+        ResponseBody(BodyKind::Empty)
     }
 
     /// Creates a body of one framed message, then `trailers`.
     pub(super) fn whole(data: Bytes, trailers: HeaderMap) -> ResponseBody {
         let data = Some(data).filter(|data| !data.is_empty());
-        ResponseBody(Kind::Whole {
+        ResponseBody(BodyKind::Whole {
             data,
             trailers: Some(trailers),
             held: None,
@@ -125,7 +125,7 @@ impl ResponseBody {
         is_read: bool,
     ) -> Result<ResponseBody, BudgetExceeded> {
         Ok(ResponseBody(match self.0 {
-            Kind::Whole { data, trailers, .. } => {
+            BodyKind::Whole { data, trailers, .. } => {
                 let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 let bytes = CALL_BYTES + data_bytes;
                 let mut held = call.account().hold(CallKind::Sending);
@@ -138,16 +138,16 @@ impl ResponseBody {
                 }
                 call.record_sent(data_bytes);
                 record.record_complete(data.as_ref(), trailers.as_ref());
-                Kind::Whole {
+                BodyKind::Whole {
                     data,
                     trailers,
                     held: Some(held),
                 }
             }
-            Kind::Source(source) => {
+            BodyKind::Source(source) => {
                 call.shrink_to(CALL_BYTES + source.request_bytes());
                 record_source(&record, source.source());
-                Kind::Delivered(Box::new(Delivery {
+                BodyKind::Delivered(Box::new(Delivery {
                     source: responses.watch(source),
                     call,
                     record,
@@ -164,12 +164,12 @@ impl ResponseBody {
 
     /// Creates a body that yields the frames of `source`.
     pub(super) fn from_source(source: impl BodySource + 'static) -> ResponseBody {
-        ResponseBody(Kind::Source(Box::new(source)))
+        ResponseBody(BodyKind::Source(Box::new(source)))
     }
 
     /// Adds an observer, which receives every frame first.
     pub(super) fn observed_by(self, observer: impl Observer + 'static) -> ResponseBody {
-        ResponseBody::from_source(Observed {
+        ResponseBody::from_source(ObservedBody {
             body: self.0,
             observer,
         })
@@ -190,8 +190,8 @@ impl ResponseBody {
     /// URL of the endpoint, for a response that is forwarded.
     pub(super) fn endpoint(&self) -> Option<&Url> {
         match &self.0 {
-            Kind::Empty | Kind::Whole { .. } | Kind::Delivered(_) => None,
-            Kind::Source(source) => source.endpoint(),
+            BodyKind::Empty | BodyKind::Whole { .. } | BodyKind::Delivered(_) => None,
+            BodyKind::Source(source) => source.endpoint(),
         }
     }
 }
@@ -223,7 +223,7 @@ impl Body for ResponseBody {
             Err(_) => {
                 // The source may be inconsistent after a panic, so it is dropped. hyper resets the stream, which gRPC
                 // clients report as Internal. The panic hook has logged the panic.
-                self.0 = Kind::Empty;
+                self.0 = BodyKind::Empty;
                 Poll::Ready(Some(Err("the body of a response panicked".into())))
             }
         }
@@ -238,14 +238,14 @@ impl Body for ResponseBody {
     }
 }
 
-impl Kind {
+impl BodyKind {
     /// Polls for the next frame to the client.
     fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Outbound>, BoxError>>> {
-        if let Kind::Delivered(delivery) = self {
+        if let BodyKind::Delivered(delivery) = self {
             return delivery.poll_frame(cx);
         }
         let held = match self {
-            Kind::Whole { held, .. } => held.take(),
+            BodyKind::Whole { held, .. } => held.take(),
             _ => None,
         };
         let frame = |frame: Frame<Rope>| {
@@ -262,35 +262,35 @@ impl Kind {
 
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         match self {
-            Kind::Empty => Poll::Ready(None),
-            Kind::Whole { data, trailers, .. } => {
+            BodyKind::Empty => Poll::Ready(None),
+            BodyKind::Whole { data, trailers, .. } => {
                 let frame = match data.take() {
                     Some(data) => Some(Frame::data(data.into())),
                     None => trailers.take().map(Frame::trailers),
                 };
                 Poll::Ready(frame.map(Ok))
             }
-            Kind::Source(source) => source.poll_frame(cx),
-            Kind::Delivered(delivery) => delivery.source.poll_frame(cx).polled,
+            BodyKind::Source(source) => source.poll_frame(cx),
+            BodyKind::Delivered(delivery) => delivery.source.poll_frame(cx).polled,
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Kind::Empty => true,
-            Kind::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
-            Kind::Source(source) => source.is_end_stream(),
-            Kind::Delivered(delivery) => delivery.source.is_end_stream(),
+            BodyKind::Empty => true,
+            BodyKind::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
+            BodyKind::Source(source) => source.is_end_stream(),
+            BodyKind::Delivered(delivery) => delivery.source.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Kind::Empty => SizeHint::with_exact(0),
+            BodyKind::Empty => SizeHint::with_exact(0),
             // gRPC does not use content-length: messages are length-prefixed.
-            Kind::Whole { .. } => SizeHint::default(),
-            Kind::Source(source) => source.size_hint(),
-            Kind::Delivered(delivery) => delivery.source.size_hint(),
+            BodyKind::Whole { .. } => SizeHint::default(),
+            BodyKind::Source(source) => source.size_hint(),
+            BodyKind::Delivered(delivery) => delivery.source.size_hint(),
         }
     }
 }
@@ -402,12 +402,12 @@ impl Buf for Outbound {
 
 /// Body with its observer, in one allocation.
 #[derive(Debug)]
-struct Observed<O> {
-    body: Kind,
+struct ObservedBody<O> {
+    body: BodyKind,
     observer: O,
 }
 
-impl<O: Observer> BodySource for Observed<O> {
+impl<O: Observer> BodySource for ObservedBody<O> {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         let polled = self.body.poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled {
@@ -426,57 +426,57 @@ impl<O: Observer> BodySource for Observed<O> {
 
     fn held_view(&self) -> Option<&HeldView> {
         match &self.body {
-            Kind::Source(source) => source.held_view(),
+            BodyKind::Source(source) => source.held_view(),
             _ => None,
         }
     }
 
     fn may_be_idle(&self) -> bool {
         match &self.body {
-            Kind::Source(source) => source.may_be_idle(),
+            BodyKind::Source(source) => source.may_be_idle(),
             _ => false,
         }
     }
 
     fn may_stay_unread(&self) -> bool {
         match &self.body {
-            Kind::Source(source) => source.may_stay_unread(),
+            BodyKind::Source(source) => source.may_stay_unread(),
             _ => false,
         }
     }
 
     fn frame_bytes(&mut self) -> FrameBytes {
         match &mut self.body {
-            Kind::Source(source) => source.frame_bytes(),
+            BodyKind::Source(source) => source.frame_bytes(),
             _ => FrameBytes::Connection,
         }
     }
 
     fn unread_bytes(&self) -> u64 {
         match &self.body {
-            Kind::Source(source) => source.unread_bytes(),
+            BodyKind::Source(source) => source.unread_bytes(),
             _ => 0,
         }
     }
 
     fn request_bytes(&self) -> u64 {
         match &self.body {
-            Kind::Source(source) => source.request_bytes(),
+            BodyKind::Source(source) => source.request_bytes(),
             _ => 0,
         }
     }
 
     fn source(&self) -> Option<Source> {
         match &self.body {
-            Kind::Source(source) => source.source(),
+            BodyKind::Source(source) => source.source(),
             _ => None,
         }
     }
 
     fn endpoint(&self) -> Option<&Url> {
         match &self.body {
-            Kind::Empty | Kind::Whole { .. } | Kind::Delivered(_) => None,
-            Kind::Source(source) => source.endpoint(),
+            BodyKind::Empty | BodyKind::Whole { .. } | BodyKind::Delivered(_) => None,
+            BodyKind::Source(source) => source.endpoint(),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::grpc::{Method, is_json_of};
 
 /// A read.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Read {
+pub(super) struct RecordedRead {
     pub(super) arrived_at: SystemTime,
     pub(super) is_stream: bool,
     pub(super) prefix: String,
@@ -49,7 +49,7 @@ impl Passed {
 
 /// Fields of a line as far as they matter here.
 #[derive(Deserialize)]
-struct Fields {
+struct LineFields {
     time: String,
     method: String,
     prefix: Option<String>,
@@ -87,8 +87,8 @@ struct Fields {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn parse(line: &str) -> Result<Result<Read, Passed>, String> {
-    let mut fields: Fields = serde_json::from_str(line).map_err(|error| error.to_string())?;
+pub(super) fn parse(line: &str) -> Result<Result<RecordedRead, Passed>, String> {
+    let mut fields: LineFields = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let arrived_at = humantime::parse_rfc3339(&fields.time)
         .map_err(|error| format!("the time {:?}: {error}", fields.time))?;
     let is_stream = match method_of(&fields.method) {
@@ -107,7 +107,7 @@ pub(super) fn parse(line: &str) -> Result<Result<Read, Passed>, String> {
         return Ok(Err(Passed::WithoutKey));
     };
     let range_end = key_of(fields.range_end.take(), fields.range_end_base64.take())?;
-    Ok(Ok(Read {
+    Ok(Ok(RecordedRead {
         arrived_at,
         is_stream,
         prefix,

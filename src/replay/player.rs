@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 use super::flags::{ReplayConfig, Speed};
-use super::line::Read;
+use super::line::RecordedRead;
 use super::recording::Recording;
 use super::report::{Pace, Report};
 use crate::etcdserverpb::kv_client::KvClient;
@@ -138,7 +138,7 @@ async fn pace(
 }
 
 /// Makes one call; returns the bytes of its keys and values.
-async fn call(upstream: &Upstream, read: &Read, deadline: Instant) -> Result<u64, Code> {
+async fn call(upstream: &Upstream, read: &RecordedRead, deadline: Instant) -> Result<u64, Code> {
     let class = if read.is_stream {
         ConnectionClass::Stream
     } else {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::io::{self, BufRead};
 use std::time::Duration;
 
-use super::line::{Passed, Read, parse};
+use super::line::{Passed, RecordedRead, parse};
 
 /// Reads of an access log.
 #[derive(Debug, Default)]
 pub(super) struct Recording {
     /// In the order of their arrival: lines are written when calls end.
-    pub(super) reads: Vec<Read>,
+    pub(super) reads: Vec<RecordedRead>,
     /// Number of lines that are passed over.
     pub(super) passed: BTreeMap<Passed, u64>,
 }

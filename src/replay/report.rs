@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::line::{Passed, Read};
+use super::line::{Passed, RecordedRead};
 use super::recording::Recording;
 
 /// Rows of prefixes that the report lists; further prefixes are one row.
@@ -65,7 +65,7 @@ impl Report {
     }
 
     /// Counts a call and its result: bytes, or gRPC's code.
-    pub(super) fn count(&mut self, read: &Read, took: Duration, result: Result<u64, Code>) {
+    pub(super) fn count(&mut self, read: &RecordedRead, took: Duration, result: Result<u64, Code>) {
         let method = if read.is_stream { "RangeStream" } else { "Range" };
         let is_full = self.rows.len() >= MAX_ROWS;
         let key = (method, read.prefix.clone());
@@ -271,7 +271,7 @@ mod tests {
             ..Recording::default()
         });
         for n in 1..=100 {
-            let read = Read {
+            let read = RecordedRead {
                 arrived_at: SystemTime::UNIX_EPOCH,
                 is_stream: n % 2 == 0,
                 prefix: "/a/".to_owned(),
@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn control_characters_of_keys_are_escaped_in_the_table() {
         let mut report = Report::new(&Recording::default());
-        let read = Read {
+        let read = RecordedRead {
             arrived_at: SystemTime::UNIX_EPOCH,
             is_stream: false,
             prefix: "/re\u{1b}[31mg/\u{1b}]0;title\u{7}/\u{9b}2J/ä/".to_owned(),

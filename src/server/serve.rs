@@ -56,9 +56,9 @@ const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An executor for hyper that spawns tasks where they are counted and joined.
 #[derive(Clone, Debug)]
-struct Tracked(TaskTracker);
+struct TrackedExecutor(TaskTracker);
 
-impl<F> Executor<F> for Tracked
+impl<F> Executor<F> for TrackedExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -179,7 +179,7 @@ fn is_local(peer: Option<IpAddr>) -> bool {
 async fn serve_connection<N, H, F, B, E>(
     (stream, peer, place): (Plain, Option<IpAddr>, Open),
     tls: Option<Arc<Acceptor>>,
-    mut server: auto::Builder<Tracked>,
+    mut server: auto::Builder<TrackedExecutor>,
     new_handler: N,
     (config, unused): (ServeConfig, Unused),
 ) where
@@ -323,8 +323,8 @@ async fn secured(
     Box::pin(config.drain.run_until_cancelled(shaking)).await?
 }
 
-fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
-    let mut server = auto::Builder::new(Tracked(config.tasks.clone()));
+fn server(config: &ServeConfig) -> auto::Builder<TrackedExecutor> {
+    let mut server = auto::Builder::new(TrackedExecutor(config.tasks.clone()));
     server
         .http2()
         .timer(TokioTimer::new())

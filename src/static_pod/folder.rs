@@ -23,7 +23,7 @@ pub(super) struct Folder {
 
 /// Change that a manifest needs.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum ManifestChange {
     /// None: the manifest is in the folder, and its pod was ready.
     None,
     /// The manifest has been in the folder for this long, and its pod was not seen ready.
@@ -62,17 +62,17 @@ impl Folder {
     }
 
     /// Returns the change that `manifest` needs.
-    pub(super) fn change_to(&self, manifest: &str) -> io::Result<Change> {
+    pub(super) fn change_to(&self, manifest: &str) -> io::Result<ManifestChange> {
         if read(&self.manifest)?.as_deref() != Some(manifest) {
-            return Ok(Change::Needed);
+            return Ok(ManifestChange::Needed);
         }
         if read(&self.previous)?.is_none() {
-            return Ok(Change::None);
+            return Ok(ManifestChange::None);
         }
         let written = fs::metadata(&self.manifest)?.modified()?;
         // A clock that was set back makes the wait longer, not shorter.
         let since = SystemTime::now().duration_since(written).unwrap_or_default();
-        Ok(Change::Unfinished { since })
+        Ok(ManifestChange::Unfinished { since })
     }
 
     /// Writes `manifest`, and keeps the one before it. If an earlier replacement was not finished, the one before that

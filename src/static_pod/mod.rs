@@ -26,7 +26,7 @@ use crate::doctor::{self, DoctorConfig};
 use crate::net::Url;
 use crate::report::ReportFormat;
 pub use flags::{StaticPodAction, StaticPodConfig};
-use folder::{Change, Folder};
+use folder::{Folder, ManifestChange};
 
 /// Interval of looks at the new pod.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -138,15 +138,15 @@ async fn install(
         return Err(InstallError::FailedBefore);
     }
     let since = match folder.change_to(manifest)? {
-        Change::None => {
+        ManifestChange::None => {
             tell("the manifest is there already");
             return Ok(());
         }
-        Change::Unfinished { since } => {
+        ManifestChange::Unfinished { since } => {
             tell("the manifest was written before, and its pod was not seen ready");
             since
         }
-        Change::Needed => {
+        ManifestChange::Needed => {
             check().await.map_err(InstallError::Check)?;
             tell("the check of the flags passed");
             folder.replace(manifest)?;

@@ -21,11 +21,11 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// Decides which lines are logged. The table has at most one entry per place in the source that logs.
 #[derive(Debug, Default)]
 struct Repeated {
-    places: Mutex<HashMap<Identifier, Place>>,
+    places: Mutex<HashMap<Identifier, LineSlot>>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct LineSlot {
     since: Instant,
     logged: u32,
     left_out: u64,
@@ -36,7 +36,7 @@ impl Repeated {
     fn pass(&self, place: Identifier) -> Option<u64> {
         let now = Instant::now();
         let mut places = self.places.lock();
-        let place = places.entry(place).or_insert(Place {
+        let place = places.entry(place).or_insert(LineSlot {
             since: now,
             logged: 0,
             left_out: 0,

@@ -31,7 +31,7 @@ use super::files::{FileError, Files};
 use super::flags::TlsConfig;
 use super::metrics::TlsMetrics;
 use super::verifiers::AllowedNames;
-use super::watched::{Loaded, Watched};
+use super::watched::{LoadedFiles, Watched};
 use crate::net::{Plain, Stream, Url};
 use crate::telemetry::Metrics;
 use crate::telemetry::metrics::Counted;
@@ -235,7 +235,11 @@ fn poll_hello(hello: &mut ClientHello, stream: &mut Plain, cx: &mut Context<'_>)
 }
 
 /// Builds the settings of handshakes with clients. `own` is the self-signed certificate of `--auto-tls`.
-fn load(flags: &TlsConfig, own: Option<&CertifiedKey>, files: &Files) -> Result<Loaded<Server>, FileError> {
+fn load(
+    flags: &TlsConfig,
+    own: Option<&CertifiedKey>,
+    files: &Files,
+) -> Result<LoadedFiles<Server>, FileError> {
     let provider = provider(flags);
     let mut expiries = Vec::new();
     let certified = match (files.get("cert-file"), files.get("key-file"), own) {
@@ -267,7 +271,7 @@ fn load(flags: &TlsConfig, own: Option<&CertifiedKey>, files: &Files) -> Result<
         config: Arc::new(config),
         verifier,
     };
-    Ok(Loaded { value, expiries })
+    Ok(LoadedFiles { value, expiries })
 }
 
 /// A self-signed certificate for the hosts of the listeners, valid for this run.

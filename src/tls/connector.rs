@@ -20,11 +20,11 @@ use tokio_util::task::TaskTracker;
 
 use super::crypto::{H2, HTTP_1_1, provider, versions};
 use super::explain::{self, TlsFilePaths};
-use super::facts::{self, Facts};
+use super::facts::{self, CertificateFacts};
 use super::files::{FileError, Files, system_authorities};
 use super::flags::TlsConfig;
 use super::verifiers::NoVerification;
-use super::watched::{Loaded, Watched};
+use super::watched::{LoadedFiles, Watched};
 use crate::net::{self, Plain, Stream, Url};
 use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
@@ -48,7 +48,7 @@ pub struct Connector {
 }
 
 struct Tls {
-    current: Arc<Watched<Client>>,
+    current: Arc<Watched<TlsClient>>,
     files: TlsFilePaths,
     reload_interval: Duration,
     named: NamedConnection,
@@ -59,14 +59,14 @@ struct Tls {
 #[derive(Clone, Debug, Default)]
 pub struct NamedConnection(Arc<()>);
 
-struct Client {
+struct TlsClient {
     http2: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
     verifier: Arc<dyn ServerCertVerifier>,
     common_name: Option<String>,
 }
 
-impl Client {
+impl TlsClient {
     /// Verifies the certificate of a resumed session, which may have expired since the ticket was issued.
     fn verify_resumed(&self, name: &ServerName<'_>, connection: &ClientConnection) -> io::Result<()> {
         if connection.handshake_kind() != Some(HandshakeKind::Resumed) {
@@ -246,7 +246,7 @@ impl Connector {
     ///
     /// # Errors
     /// The errors of [`Connector::connect`].
-    pub async fn look_at_peer(&self, url: &Url) -> io::Result<Option<Facts>> {
+    pub async fn look_at_peer(&self, url: &Url) -> io::Result<Option<CertificateFacts>> {
         let Either::Right(stream) = self.connect(url, Protocol::Http2).await? else {
             return Ok(None);
         };
@@ -286,7 +286,7 @@ fn keep_name(first: &OnceLock<String>, common_name: Option<&str>) -> Result<(), 
 }
 
 /// Builds the settings of connections to etcd.
-fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
+fn load(flags: &TlsConfig, files: &Files) -> Result<LoadedFiles<TlsClient>, FileError> {
     let provider = provider(flags);
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_protocol_versions(&versions(flags))
@@ -323,13 +323,13 @@ fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
     let mut http1 = http2.clone();
     http2.alpn_protocols = vec![H2.to_vec()];
     http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
-    let value = Client {
+    let value = TlsClient {
         http2: Arc::new(http2),
         http1: Arc::new(http1),
         verifier,
         common_name,
     };
-    Ok(Loaded { value, expiries })
+    Ok(LoadedFiles { value, expiries })
 }
 
 /// Waits for the first bytes of the server, and leaves them in the buffer. etcd starts HTTP/2 without waiting for the

@@ -11,7 +11,7 @@ use crate::net::Stream;
 
 /// Names and validity of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct CertificateFacts {
     /// Common name of the subject, unless empty. etcd's auth takes it for a user name.
     pub common_name: Option<String>,
     /// DNS names and IP addresses in the certificate.
@@ -23,7 +23,7 @@ pub struct Facts {
 }
 
 /// Parses a certificate; the error is the parser's, as text.
-pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> {
+pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<CertificateFacts, String> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|error| error.to_string())?;
     // Of several, etcd takes the last, also if that is empty.
     let names = certificate.subject().iter_common_name().map(text_of);
@@ -34,7 +34,7 @@ pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> 
         .flatten()
         .map(|extension| extension.value.general_names.iter().filter_map(name_of).collect())
         .unwrap_or_default();
-    Ok(Facts {
+    Ok(CertificateFacts {
         common_name,
         names,
         not_before_seconds: certificate.validity().not_before.timestamp(),

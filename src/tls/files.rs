@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 use rustls::sign::CertifiedKey;
 use rustls::{Error, InconsistentKeys, RootCertStore};
 
-use super::facts::{self, Facts};
+use super::facts::{self, CertificateFacts};
 
 /// Largest file that is read, in bytes: revocation lists of a million certificates are smaller.
 const MAX_BYTES: u64 = 64 << 20;
@@ -117,7 +117,7 @@ impl Files {
 ///
 /// # Errors
 /// Why the file is invalid.
-pub fn look_at_file(flag: &'static str, path: &Path) -> Result<Facts, FileError> {
+pub fn look_at_file(flag: &'static str, path: &Path) -> Result<CertificateFacts, FileError> {
     Ok(File::read(flag, path)?.certificates()?.1)
 }
 
@@ -165,7 +165,7 @@ impl File {
     }
 
     /// All certificates, at least one, with the facts of the first.
-    pub(super) fn certificates(&self) -> Result<(Vec<CertificateDer<'static>>, Facts), FileError> {
+    pub(super) fn certificates(&self) -> Result<(Vec<CertificateDer<'static>>, CertificateFacts), FileError> {
         let none = || {
             self.invalid(
                 "the file holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----, the server's own one \
@@ -230,7 +230,7 @@ impl File {
         &self,
         key_file: &File,
         provider: &CryptoProvider,
-    ) -> Result<(CertifiedKey, Facts), FileError> {
+    ) -> Result<(CertifiedKey, CertificateFacts), FileError> {
         let (chain, facts) = self.certificates()?;
         let key = key_file.key()?;
         warn_of_secret_open_to_others(key_file.flag, Path::new(&key_file.path));

@@ -34,7 +34,7 @@ mod watched;
 pub use acceptor::Acceptor;
 pub use collector::Collector;
 pub use connector::{Connector, NamedConnection, Protocol};
-pub use facts::{Facts, client_common_name};
+pub use facts::{CertificateFacts, client_common_name};
 pub use files::{FileError, look_at_file, warn_of_secret_open_to_others};
 pub use flags::{TlsConfig, TlsFlagError, TlsVersion};
 pub use metrics::TlsMetrics;

@@ -14,20 +14,20 @@ use super::metrics::TlsMetrics;
 use crate::telemetry::Metrics;
 
 /// A value built from files, with the times at which they expire.
-pub(super) struct Loaded<T> {
+pub(super) struct LoadedFiles<T> {
     pub(super) value: T,
     /// Kind of the file (`cert`, `ca`, `crl`), and its expiry in seconds since 1970.
     pub(super) expiries: Vec<(&'static str, i64)>,
 }
 
-type Load<T> = Box<dyn Fn(&Files) -> Result<Loaded<T>, FileError> + Send + Sync>;
+type LoadFiles<T> = Box<dyn Fn(&Files) -> Result<LoadedFiles<T>, FileError> + Send + Sync>;
 
 /// The value built from the last valid state of some files.
 pub(super) struct Watched<T> {
     /// `etcd` or `clients`: the other side of the connections that use these files.
     side: &'static str,
     paths: Vec<(&'static str, PathBuf)>,
-    load: Load<T>,
+    load: LoadFiles<T>,
     current: ArcSwap<T>,
     /// Last state of the files, valid or not, so that each broken state is logged once.
     seen: Mutex<Seen>,
@@ -46,7 +46,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         side: &'static str,
         paths: Vec<(&'static str, PathBuf)>,
         metrics: &Arc<Metrics>,
-        load: Load<T>,
+        load: LoadFiles<T>,
     ) -> Result<Watched<T>, FileError> {
         let files = Files::read(&paths)?;
         let loaded = load(&files)?;

@@ -126,7 +126,7 @@ impl ServerCapabilities {
     }
 
     /// Facts by which `gate` is assessed.
-    pub(super) fn report(&self, gate: &gates::Gate) -> EndpointReport {
+    pub(super) fn report(&self, gate: &gates::VersionGate) -> EndpointReport {
         EndpointReport {
             version: self.version(),
             is_unimplemented: *gate == gates::RANGE_STREAM && self.lacks_range_stream.load(Ordering::Relaxed),

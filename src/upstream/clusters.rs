@@ -31,15 +31,15 @@ const ASK_PAUSE_LAST: Duration = Duration::from_secs(10);
 
 /// Identity of a connection that is kept open: endpoint, class and number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Slot {
+pub(super) struct ConnectionSlot {
     pub(super) url: String,
     pub(super) class: ConnectionClass,
     pub(super) number: usize,
 }
 
-impl Slot {
-    pub(super) fn new(url: &Url, class: ConnectionClass, number: usize) -> Slot {
-        Slot {
+impl ConnectionSlot {
+    pub(super) fn new(url: &Url, class: ConnectionClass, number: usize) -> ConnectionSlot {
+        ConnectionSlot {
             url: url.to_string(),
             class,
             number,
@@ -61,7 +61,7 @@ pub struct ClusterOfEndpoint {
 #[derive(Debug, Default)]
 struct Known {
     /// Cluster of each connection, and whether the connection is open.
-    slots: BTreeMap<Slot, (u64, bool)>,
+    slots: BTreeMap<ConnectionSlot, (u64, bool)>,
     /// Endpoints and clusters whose connections were left out, and when last. Behind a name, the next connection may
     /// lead to the right one.
     left_out: BTreeMap<(String, u64), Instant>,
@@ -90,7 +90,7 @@ impl Default for Clusters {
 
 impl Clusters {
     /// Records that the connection `slot` leads to the cluster `id`.
-    pub(super) fn record(&self, slot: &Slot, id: u64) {
+    pub(super) fn record(&self, slot: &ConnectionSlot, id: u64) {
         let mut known = self.known.lock();
         let before = known.slots.insert(slot.clone(), (id, true));
         if before != Some((id, true)) {
@@ -106,7 +106,7 @@ impl Clusters {
     }
 
     /// Records that the connection `slot` was lost.
-    pub(super) fn record_lost(&self, slot: &Slot) {
+    pub(super) fn record_lost(&self, slot: &ConnectionSlot) {
         if let Some((_, is_open)) = self.known.lock().slots.get_mut(slot) {
             *is_open = false;
         }
@@ -121,7 +121,7 @@ impl Clusters {
 
     /// Requests the id of the cluster behind a connection, and returns whether its member has responded. Without a
     /// response in time the id stays unknown.
-    pub(super) async fn ask(&self, slot: &Slot, connection: &Arc<Connection>) -> bool {
+    pub(super) async fn ask(&self, slot: &ConnectionSlot, connection: &Arc<Connection>) -> bool {
         let credentials = connection.credentials();
         // The first token is requested on a connection that is in use.
         if credentials.is_configured() && !credentials.have_token() {
@@ -135,7 +135,7 @@ impl Clusters {
     }
 
     /// Asks again until the member has responded: a member that starts may accept connections before it can.
-    pub(super) async fn ask_again(&self, slot: &Slot, connection: &Arc<Connection>) {
+    pub(super) async fn ask_again(&self, slot: &ConnectionSlot, connection: &Arc<Connection>) {
         let mut pauses = Backoff::new(ASK_PAUSE_FIRST, ASK_PAUSE_LAST);
         loop {
             tokio::time::sleep(pauses.pause()).await;
@@ -234,8 +234,8 @@ impl Known {
 mod tests {
     use super::*;
 
-    fn slot(endpoint: &str) -> Slot {
-        Slot {
+    fn slot(endpoint: &str) -> ConnectionSlot {
+        ConnectionSlot {
             url: endpoint.to_owned(),
             class: ConnectionClass::Check,
             number: 0,

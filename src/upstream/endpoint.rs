@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::backoff::Backoff;
 use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
 use super::class::ConnectionClass;
-use super::clusters::{Clusters, Slot};
+use super::clusters::{Clusters, ConnectionSlot};
 use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
@@ -48,7 +48,7 @@ fn is_emulation(status: &StatusResponse) -> bool {
 }
 
 /// Reason for which a connection ended.
-enum Ended {
+enum ConnectionEnd {
     /// The connection was lost, for this reason.
     Lost(String),
     /// Its member is of another cluster than the one that is used.
@@ -278,7 +278,7 @@ impl Endpoint {
     }
 
     async fn run(&self, class: ConnectionClass, number: usize, context: &ConnectionContext) {
-        let slot = Slot::new(&self.url, class, number);
+        let slot = ConnectionSlot::new(&self.url, class, number);
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
         // Only the check connection logs: one line per endpoint, not one per connection.
         let logs = class == ConnectionClass::Check;
@@ -312,7 +312,7 @@ impl Endpoint {
                         self.set_role(Role::Unknown);
                     }
                     match ended {
-                        Ended::LeftOut => {
+                        ConnectionEnd::LeftOut => {
                             // Ends with the last call in flight. Without it a call would wait for ever for a peer that is
                             // gone: hyper sends no pings then.
                             let stop = context.stop.clone();
@@ -323,7 +323,7 @@ impl Endpoint {
                                 Some(format!("{}: a member of another cluster", self.url));
                             tokio::time::sleep(LEFT_OUT_PAUSE).await;
                         }
-                        Ended::Lost(reason) => {
+                        ConnectionEnd::Lost(reason) => {
                             let answered = !logs || answered.into_inner();
                             self.record_lost(&reason, answered, logs, context, &mut silent);
                         }
@@ -342,19 +342,19 @@ impl Endpoint {
     /// Uses an open connection for calls until it ends, or its member turns out to be of another cluster.
     async fn use_connection(
         &self,
-        slot: &Slot,
+        slot: &ConnectionSlot,
         connection: &Arc<Connection>,
         driver: &mut (impl Future<Output = String> + Unpin),
         context: &ConnectionContext,
         answered: &AtomicBool,
-    ) -> Ended {
+    ) -> ConnectionEnd {
         // Before any call: one that reaches another cluster looks like a replaced history.
         let has_told = tokio::select! {
-            reason = &mut *driver => return Ended::Lost(reason),
+            reason = &mut *driver => return ConnectionEnd::Lost(reason),
             has_told = context.clusters.ask(slot, connection) => has_told,
         };
         if context.clusters.is_left_out(connection.cluster_id()) {
-            return Ended::LeftOut;
+            return ConnectionEnd::LeftOut;
         }
         if slot.class == ConnectionClass::Check {
             self.unanswered.store(0, Ordering::Relaxed);
@@ -374,10 +374,10 @@ impl Endpoint {
             std::future::pending().await
         };
         tokio::select! {
-            reason = driver => Ended::Lost(reason),
+            reason = driver => ConnectionEnd::Lost(reason),
             never = watch_health => match never {},
             never = ask_again => match never {},
-            () = context.clusters.until_left_out(connection) => Ended::LeftOut,
+            () = context.clusters.until_left_out(connection) => ConnectionEnd::LeftOut,
         }
     }
 
@@ -407,7 +407,7 @@ impl Endpoint {
     /// response: until then the peer may be something else than etcd.
     async fn watch_health(
         &self,
-        slot: &Slot,
+        slot: &ConnectionSlot,
         connection: &Arc<Connection>,
         context: &ConnectionContext,
         answered: &AtomicBool,

@@ -9,7 +9,7 @@ use super::version::Version;
 
 /// A capability of etcd, and what rangecache does with and without it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Gate {
+pub struct VersionGate {
     /// Identifier in JSON and in `/readyz`, in snake case.
     pub name: &'static str,
     /// Name for people.
@@ -72,16 +72,16 @@ pub enum GateState {
 /// Defines one static per gate, and the list of all of them.
 macro_rules! gates {
     ($($(#[$doc:meta])* $constant:ident = $gate:expr;)*) => {
-        $($(#[$doc])* pub static $constant: Gate = $gate;)*
+        $($(#[$doc])* pub static $constant: VersionGate = $gate;)*
         /// Every gate, in the order in which they are shown.
-        pub static ALL: &[&Gate] = &[$(&$constant),*];
+        pub static ALL: &[&VersionGate] = &[$(&$constant),*];
     };
 }
 
 gates! {
     /// Watch progress notifications are correct. Before these versions a notification can be ahead of its events
     /// (etcd 15220), and a progress request on a new watch without events gets no response (etcd 17507).
-    PROGRESS_NOTIFICATIONS = Gate {
+    PROGRESS_NOTIFICATIONS = VersionGate {
         name: "progress_notifications",
         title: "Progress notifications",
         since: &[
@@ -98,7 +98,7 @@ gates! {
 
     /// A watch that begins exactly at the compaction revision delivers the deletes of that revision. Before these
     /// versions compaction removes them (etcd 18089, 19179).
-    DELETES_AT_COMPACTION = Gate {
+    DELETES_AT_COMPACTION = VersionGate {
         name: "deletes_at_compaction",
         title: "Deletes at the compaction revision",
         since: &[
@@ -114,7 +114,7 @@ gates! {
     };
 
     /// KV.RangeStream (KEP-5966).
-    RANGE_STREAM = Gate {
+    RANGE_STREAM = VersionGate {
         name: "range_stream",
         title: "RangeStream",
         since: &[Version::new(3, 7, 0)],
@@ -126,7 +126,7 @@ gates! {
     };
 
     /// A Range with a sort target that etcd does not know gets an error. Before 3.6 it crashes etcd.
-    UNKNOWN_SORT_TARGETS = Gate {
+    UNKNOWN_SORT_TARGETS = VersionGate {
         name: "unknown_sort_targets",
         title: "Unknown sort targets",
         since: &[Version::new(3, 6, 0)],
@@ -138,7 +138,7 @@ gates! {
     };
 }
 
-impl Gate {
+impl VersionGate {
     /// Whether etcd of `version` has the capability.
     #[must_use]
     pub fn is_open(&self, version: Version) -> bool {

@@ -29,13 +29,13 @@ pub struct Outgoing {
     /// Set for requests of clients.
     limit: Option<MessageProgress>,
     /// Awaited before the first bytes are sent.
-    gate: Option<Gate>,
+    gate: Option<BodyGate>,
 }
 
 /// Permission to send the first bytes.
-struct Gate(Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + Sync>>);
+struct BodyGate(Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + Sync>>);
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for BodyGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Gate")
     }
@@ -111,7 +111,7 @@ impl Outgoing {
         mut self,
         gate: impl Future<Output = Result<(), BoxError>> + Send + Sync + 'static,
     ) -> Outgoing {
-        self.gate = Some(Gate(Box::pin(gate)));
+        self.gate = Some(BodyGate(Box::pin(gate)));
         self
     }
 

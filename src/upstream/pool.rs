@@ -18,7 +18,7 @@ use super::connection::{Connection, ReceiveWindow};
 use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
-use super::gates::{self, Gate, GateState};
+use super::gates::{self, GateState, VersionGate};
 use super::metrics::EndpointMetrics;
 use super::version::Version;
 use crate::net::{Stream, Url};
@@ -339,8 +339,8 @@ impl Upstream {
 
     /// State of every gate, in the order of [`gates::ALL`].
     #[must_use]
-    pub fn gates(&self) -> Vec<(&'static Gate, GateState)> {
-        let assess = |gate: &'static Gate| {
+    pub fn gates(&self) -> Vec<(&'static VersionGate, GateState)> {
+        let assess = |gate: &'static VersionGate| {
             let is_off = *gate == gates::RANGE_STREAM && !self.may_stream;
             let servers = self.endpoints.iter().map(|endpoint| &endpoint.server);
             let reports: Vec<_> = servers.map(|server| server.report(gate)).collect();

@@ -9,7 +9,7 @@ use super::charts::{self, Layer};
 use super::parts::plot;
 use crate::admin::status::model::{Latency, Reads};
 use crate::admin::status::reads::latency;
-use crate::admin::status::samples::{ReadLatency, Sample};
+use crate::admin::status::samples::{ReadLatency, ReadSample};
 use crate::diagnosis::format::duration;
 use crate::telemetry::metrics::LatencyCounts;
 
@@ -22,7 +22,7 @@ const ANSWERED: [Answered; 2] = [
 ];
 
 /// A chart of the median and of the 99th percentile for each.
-pub(super) fn latencies(reads: &Reads, samples: &[Arc<Sample>]) -> Markup {
+pub(super) fn latencies(reads: &Reads, samples: &[Arc<ReadSample>]) -> Markup {
     let now = [reads.latency_from_memory, reads.latency_by_etcd];
     html! {
         div.latencies {
@@ -52,7 +52,7 @@ fn key(class: &str, title: &str, value: Option<f64>) -> Markup {
 fn chart(
     title: &str,
     class: &str,
-    samples: &[Arc<Sample>],
+    samples: &[Arc<ReadSample>],
     counts: fn(&ReadLatency) -> &LatencyCounts,
 ) -> Markup {
     let of_samples = |value: fn(Latency) -> f64| {
@@ -76,7 +76,7 @@ fn chart(
     plot(&charts::overlaid(&layers, &label), |top| seconds(Some(top)))
 }
 
-fn of(samples: &[Arc<Sample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Option<Latency> {
+fn of(samples: &[Arc<ReadSample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Option<Latency> {
     latency(samples, |added| counts(&added.latency))
 }
 
@@ -84,7 +84,7 @@ fn of(samples: &[Arc<Sample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Op
 pub(super) const COLUMNS: [&str; 4] = ["p50 from memory", "p99 from memory", "p50 by etcd", "p99 by etcd"];
 
 /// The values of these columns for some samples.
-pub(super) fn columns(samples: &[Arc<Sample>]) -> impl Iterator<Item = String> {
+pub(super) fn columns(samples: &[Arc<ReadSample>]) -> impl Iterator<Item = String> {
     let latencies = ANSWERED.into_iter().map(|(.., counts)| of(samples, counts));
     latencies.flat_map(|latency| {
         [

@@ -9,13 +9,13 @@ use super::charts::{self, Layer};
 use super::latency;
 use super::parts::{Flags, percent, plot, remedy, section, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
-use crate::admin::status::samples::{Counts, Sample};
+use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
 use crate::diagnosis::reasons::{Explanation, Source, describe_outcome, explain};
 use crate::telemetry::Outcome;
 
 /// Function that reads a counter of a sample.
-type Counter = fn(&Counts) -> u64;
+type Counter = fn(&ReadCounts) -> u64;
 
 /// Slowest calls that are shown without opening the rest.
 const SLOWEST_SHOWN: usize = 6;
@@ -90,7 +90,7 @@ fn figure(id: &str, title: &str, value: &str) -> Markup {
     html! { div { dt { (title) } dd id=(id) { (value) } } }
 }
 
-fn small_chart(title: &str, samples: &[Arc<Sample>], counter: Counter) -> Markup {
+fn small_chart(title: &str, samples: &[Arc<ReadSample>], counter: Counter) -> Markup {
     let values = samples
         .iter()
         .map(|sample| sample.rate(counter(&sample.added)))
@@ -107,8 +107,8 @@ fn chart(layers: &[Layer<'_>], label: &str) -> Markup {
 }
 
 /// Values of the charts as a table, for readers who cannot see charts.
-fn by_minute(samples: &[Arc<Sample>]) -> Markup {
-    let sum = |samples: &[Arc<Sample>], counter: &dyn Fn(&Counts) -> u64| {
+fn by_minute(samples: &[Arc<ReadSample>]) -> Markup {
+    let sum = |samples: &[Arc<ReadSample>], counter: &dyn Fn(&ReadCounts) -> u64| {
         count(samples.iter().map(|sample| counter(&sample.added)).sum())
     };
     html! {
@@ -147,7 +147,7 @@ fn by_minute(samples: &[Arc<Sample>]) -> Markup {
 }
 
 /// Watch streams that were open at the end.
-fn open_watches(samples: &[Arc<Sample>]) -> String {
+fn open_watches(samples: &[Arc<ReadSample>]) -> String {
     let last = samples
         .last()
         .map(|sample| sample.added.watches)

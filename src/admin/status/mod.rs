@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::handles::Handles;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
-use crate::config::Source;
+use crate::config::FlagOrigin;
 use crate::mirror::view::Mirror;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
@@ -124,7 +124,7 @@ fn flags(handles: &Handles) -> Vec<FlagStatus> {
     let settings = handles.live.settings();
     let (given, defaults): (Vec<_>, Vec<_>) = settings
         .iter()
-        .partition(|setting| setting.source != Source::Default);
+        .partition(|setting| setting.source != FlagOrigin::Default);
     let flags = given.into_iter().chain(defaults);
     flags
         .map(|setting| FlagStatus {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use super::clients::ClientStatus;
-use super::samples::{OpenWatches, Sample};
+use super::samples::{OpenWatches, ReadSample};
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
 use crate::diagnosis::{Finding, Severity};
@@ -320,7 +320,7 @@ pub(crate) struct Samples {
     pub(crate) open_watches: Vec<OpenWatches>,
     /// The samples themselves, for charts.
     #[serde(skip)]
-    pub(crate) all: Vec<Arc<Sample>>,
+    pub(crate) all: Vec<Arc<ReadSample>>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
-use super::samples::{Counts, INTERVAL, Sample};
+use super::samples::{INTERVAL, ReadCounts, ReadSample};
 use crate::diagnosis::reasons::Source;
 use crate::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
 use crate::telemetry::outcome::Outcome;
@@ -14,7 +14,7 @@ const RATE_WINDOW: Duration = Duration::from_secs(60);
 
 /// Totals and rates; `counts` are those since the start of the process.
 #[allow(clippy::cast_precision_loss, reason = "ratios and rates show magnitudes")]
-pub(super) fn summarize(counts: &Counts, samples: &[Arc<Sample>]) -> Reads {
+pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Reads {
     let outcomes = outcomes(samples);
     let answered_by = |sources: &[Source]| -> u64 {
         let counted = outcomes
@@ -26,13 +26,14 @@ pub(super) fn summarize(counts: &Counts, samples: &[Arc<Sample>]) -> Reads {
     let answered = memory + answered_by(&[Source::Etcd]);
     let latest = latest(samples);
     let seconds: f64 = latest.iter().map(|sample| sample.seconds).sum();
-    let sum =
-        |counter: fn(&Counts) -> u64| latest.iter().map(|sample| counter(&sample.added)).sum::<u64>() as f64;
+    let sum = |counter: fn(&ReadCounts) -> u64| {
+        latest.iter().map(|sample| counter(&sample.added)).sum::<u64>() as f64
+    };
     let rate = |counter| sum(counter) / seconds.max(1.0);
     let checks = sum(|added| added.checks.proven);
     Reads {
         since_start: counts.total(),
-        per_second: rate(Counts::total),
+        per_second: rate(ReadCounts::total),
         other_calls_per_second: rate(|added| added.forwarded),
         events_per_second: rate(|added| added.events),
         quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
@@ -46,7 +47,7 @@ pub(super) fn summarize(counts: &Counts, samples: &[Arc<Sample>]) -> Reads {
 }
 
 /// Reads by outcome, the most frequent first; outcomes without reads are left out.
-fn outcomes(samples: &[Arc<Sample>]) -> Vec<OutcomeCount> {
+fn outcomes(samples: &[Arc<ReadSample>]) -> Vec<OutcomeCount> {
     let mut outcomes: Vec<_> = Outcome::all()
         .map(|outcome| OutcomeCount {
             outcome,
@@ -62,9 +63,9 @@ fn outcomes(samples: &[Arc<Sample>]) -> Vec<OutcomeCount> {
 }
 
 /// Upper bounds on the median and the 99th percentile of the reads' latency in these samples; `None` without reads.
-pub(in crate::admin) fn latency<S: AsRef<Sample>>(
+pub(in crate::admin) fn latency<S: AsRef<ReadSample>>(
     samples: &[S],
-    counts: impl Fn(&Counts) -> &LatencyCounts,
+    counts: impl Fn(&ReadCounts) -> &LatencyCounts,
 ) -> Option<Latency> {
     let mut all = LatencyCounts::default();
     for sample in samples {
@@ -77,7 +78,7 @@ pub(in crate::admin) fn latency<S: AsRef<Sample>>(
 }
 
 /// gRPC calls by code, the most frequent first.
-pub(super) fn codes(samples: &[Arc<Sample>]) -> Vec<CodeStatus> {
+pub(super) fn codes(samples: &[Arc<ReadSample>]) -> Vec<CodeStatus> {
     let mut sums: Vec<CodeCounts> = Vec::new();
     for added in samples.iter().flat_map(|sample| &sample.added.codes) {
         match sums.iter_mut().find(|sum| sum.code == added.code) {
@@ -99,7 +100,7 @@ pub(super) fn codes(samples: &[Arc<Sample>]) -> Vec<CodeStatus> {
 }
 
 /// The newest samples that span [`RATE_WINDOW`].
-fn latest(samples: &[Arc<Sample>]) -> Vec<&Arc<Sample>> {
+fn latest(samples: &[Arc<ReadSample>]) -> Vec<&Arc<ReadSample>> {
     let mut seconds = 0.0;
     let newest = samples.iter().rev();
     newest
@@ -112,7 +113,7 @@ fn latest(samples: &[Arc<Sample>]) -> Vec<&Arc<Sample>> {
 }
 
 /// States of the mirror at `index` over the samples.
-pub(super) fn timeline(samples: &[Arc<Sample>], index: usize) -> Vec<Stretch> {
+pub(super) fn timeline(samples: &[Arc<ReadSample>], index: usize) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
     let reasons = samples
         .iter()
@@ -130,9 +131,10 @@ pub(super) fn timeline(samples: &[Arc<Sample>], index: usize) -> Vec<Stretch> {
 }
 
 /// Samples as columns.
-pub(super) fn columns(all: Vec<Arc<Sample>>) -> Samples {
-    let column = |counter: &dyn Fn(&Counts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
-    let latencies = |counts: fn(&Counts) -> &LatencyCounts| {
+pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
+    let column =
+        |counter: &dyn Fn(&ReadCounts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
+    let latencies = |counts: fn(&ReadCounts) -> &LatencyCounts| {
         let samples = all.iter();
         samples
             .map(|sample| latency(std::slice::from_ref(sample), counts))
@@ -162,16 +164,16 @@ mod tests {
     use crate::telemetry::Reason;
     use crate::telemetry::outcome::Read;
 
-    fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<Sample> {
-        Arc::new(Sample {
+    fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<ReadSample> {
+        Arc::new(ReadSample {
             seconds,
-            added: Counts {
+            added: ReadCounts {
                 reads: vec![
                     (Outcome::Hit(Read::Linearizable), hits),
                     (Outcome::Forwarded(Reason::Loading), forwarded),
                 ],
                 mirrors: vec![mirror],
-                ..Counts::default()
+                ..ReadCounts::default()
             },
         })
     }

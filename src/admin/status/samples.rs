@@ -1,6 +1,6 @@
 //! Samples of the last fifteen minutes, so that a page that is opened now shows the past, too.
 //!
-//! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`Sample`]; there are never more
+//! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`ReadSample`]; there are never more
 //! than [`SAMPLES`] of them. Requests only increase the counters.
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ pub(crate) const SAMPLES: usize = 180;
 
 /// Values of counters: since the start of the process, or added in one interval.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct ReadCounts {
     /// Ranges and RangeStreams by outcome.
     pub(crate) reads: Vec<(Outcome, u64)>,
     pub(crate) checks: QuorumChecks,
@@ -58,27 +58,27 @@ pub(crate) struct OpenWatches {
 
 /// Increase of the counters in one interval; mirrors at its end.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct ReadSample {
     /// Length of the interval: longer if the machine slept, shorter for the current one.
     pub(crate) seconds: f64,
-    pub(crate) added: Counts,
+    pub(crate) added: ReadCounts,
 }
 
 /// Samples of the last fifteen minutes.
 #[derive(Debug)]
-pub(crate) struct Recent(Mutex<Kept>);
+pub(crate) struct Recent(Mutex<KeptSamples>);
 
 #[derive(Debug)]
-struct Kept {
-    last: Counts,
+struct KeptSamples {
+    last: ReadCounts,
     last_at: Instant,
-    samples: VecDeque<Arc<Sample>>,
+    samples: VecDeque<Arc<ReadSample>>,
 }
 
-impl Counts {
+impl ReadCounts {
     /// Current values: some thousands of counters.
-    pub(in crate::admin) fn now(metrics: &ShownMetrics, mirrors: &Mirrors) -> Counts {
-        Counts {
+    pub(in crate::admin) fn now(metrics: &ShownMetrics, mirrors: &Mirrors) -> ReadCounts {
+        ReadCounts {
             reads: metrics.proxy.reads.by_outcome(),
             checks: metrics.freshness.checks(),
             events: mirrors.all().map(|mirror| mirror.metrics.events.get()).sum(),
@@ -113,13 +113,13 @@ impl Counts {
         self.reads.iter().map(|(_, count)| count).sum()
     }
 
-    fn since(&self, before: &Counts) -> Counts {
+    fn since(&self, before: &ReadCounts) -> ReadCounts {
         let added = self
             .reads
             .iter()
             .map(|(outcome, count)| (*outcome, count.saturating_sub(before.by_outcome(*outcome))))
             .filter(|(_, count)| *count > 0);
-        Counts {
+        ReadCounts {
             reads: added.collect(),
             checks: QuorumChecks {
                 proven: self.checks.proven.saturating_sub(before.checks.proven),
@@ -165,7 +165,7 @@ impl OpenWatches {
     }
 }
 
-impl Sample {
+impl ReadSample {
     /// `count` as a rate per second.
     #[allow(clippy::cast_precision_loss, reason = "a rate shows magnitudes")]
     pub(crate) fn rate(&self, count: u64) -> f64 {
@@ -176,8 +176,8 @@ impl Sample {
 
 impl Recent {
     /// Starts at `now` with the counters at `counts`.
-    pub(crate) fn new(now: Instant, counts: Counts) -> Recent {
-        Recent(Mutex::new(Kept {
+    pub(crate) fn new(now: Instant, counts: ReadCounts) -> Recent {
+        Recent(Mutex::new(KeptSamples {
             last: counts,
             last_at: now,
             samples: VecDeque::with_capacity(SAMPLES),
@@ -185,7 +185,7 @@ impl Recent {
     }
 
     /// Ends the current interval.
-    pub(crate) fn record(&self, now: Instant, counts: Counts) {
+    pub(crate) fn record(&self, now: Instant, counts: ReadCounts) {
         let mut kept = self.0.lock();
         let sample = kept.current(now, &counts);
         if kept.samples.len() == SAMPLES {
@@ -196,16 +196,16 @@ impl Recent {
     }
 
     /// Samples, the oldest first; the last one is the current interval.
-    pub(crate) fn samples(&self, now: Instant, counts: &Counts) -> Vec<Arc<Sample>> {
+    pub(crate) fn samples(&self, now: Instant, counts: &ReadCounts) -> Vec<Arc<ReadSample>> {
         let kept = self.0.lock();
         let current = Arc::new(kept.current(now, counts));
         kept.samples.iter().cloned().chain([current]).collect()
     }
 }
 
-impl Kept {
-    fn current(&self, now: Instant, counts: &Counts) -> Sample {
-        Sample {
+impl KeptSamples {
+    fn current(&self, now: Instant, counts: &ReadCounts) -> ReadSample {
+        ReadSample {
             seconds: now.saturating_duration_since(self.last_at).as_secs_f64(),
             added: counts.since(&self.last),
         }
@@ -220,10 +220,10 @@ mod tests {
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
     const LOST: Outcome = Outcome::Forwarded(Reason::FeedLost);
 
-    fn counts(hits: u64, forwarded: u64) -> Counts {
-        Counts {
+    fn counts(hits: u64, forwarded: u64) -> ReadCounts {
+        ReadCounts {
             reads: vec![(HIT, hits), (LOST, forwarded)],
-            ..Counts::default()
+            ..ReadCounts::default()
         }
     }
 

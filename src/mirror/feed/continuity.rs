@@ -41,7 +41,7 @@ const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
 
 /// Method by which a feed is proven to continue the mirror's history.
 #[derive(Debug)]
-pub(super) enum Proof {
+pub(super) enum ContinuityProof {
     /// The mirror was just loaded by this connection, and its member still responds.
     Load(Arc<Connection>),
     /// The newest events, from this revision on, are delivered again.

@@ -7,7 +7,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
-use super::continuity::{Continuity, Judgement, Proof, compare, compare_base, still_responds};
+use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
 use super::member::Feeding;
 use crate::etcdserverpb::watch_client::WatchClient;
@@ -44,13 +44,13 @@ pub(in crate::mirror) struct Feed<'a> {
 }
 
 /// A feed that continues the mirror's history.
-pub(super) struct Proven<'a> {
+pub(super) struct ProvenFeed<'a> {
     feed: Feed<'a>,
     /// First step of the feed, without the events that the mirror has.
     first: Step,
 }
 
-impl<'a> Proven<'a> {
+impl<'a> ProvenFeed<'a> {
     /// Puts the mirror in service.
     pub(super) fn serve(self) -> Result<Feed<'a>, FeedEnd> {
         let feeding = self.feed.feeding;
@@ -76,14 +76,19 @@ pub(super) async fn compare_history(feeding: Feeding<'_>) -> Result<(), FeedEnd>
 impl<'a> Feed<'a> {
     /// Creates the watch, and proves that it continues the mirror's history. `loaded_by` is the connection that loaded the
     /// mirror, until a feed was created.
-    pub(super) async fn open(feeding: Feeding<'a>, loaded_by: &mut LoadedBy) -> Result<Proven<'a>, FeedEnd> {
+    pub(super) async fn open(
+        feeding: Feeding<'a>,
+        loaded_by: &mut LoadedBy,
+    ) -> Result<ProvenFeed<'a>, FeedEnd> {
         let anchor = feeding.mirror.anchor(feeding.epoch)?.ok_or(FeedEnd::StaleEpoch)?;
         let by_events = |compacted| {
             anchor
                 .first_event(compacted)
-                .map_or(Proof::Comparison, Proof::FirstEvent)
+                .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
-        let mut proof = loaded_by.clone().map_or_else(|| by_events(0), Proof::Load);
+        let mut proof = loaded_by
+            .clone()
+            .map_or_else(|| by_events(0), ContinuityProof::Load);
         loop {
             let opened = Feed::open_by(feeding, &anchor, &proof).await;
             // What does not prove anything is followed by the next proof.
@@ -93,24 +98,30 @@ impl<'a> Feed<'a> {
                     return Ok(proven);
                 }
                 Err(FeedEnd::Reload(cause @ (LoadCause::Compacted(_) | LoadCause::Unproven), _))
-                    if !matches!(proof, Proof::Comparison) =>
+                    if !matches!(proof, ContinuityProof::Comparison) =>
                 {
                     cause
                 }
                 Err(end) => return Err(end),
             };
             proof = match (proof, cause) {
-                (Proof::Load(_), _) => by_events(0),
-                (Proof::FirstEvent(event), LoadCause::Compacted(compacted)) if compacted > event => {
+                (ContinuityProof::Load(_), _) => by_events(0),
+                (ContinuityProof::FirstEvent(event), LoadCause::Compacted(compacted))
+                    if compacted > event =>
+                {
                     by_events(compacted)
                 }
-                _ => Proof::Comparison,
+                _ => ContinuityProof::Comparison,
             };
         }
     }
 
     /// Creates the watch, and proves by `proof` that it continues the history of `anchor`.
-    async fn open_by(feeding: Feeding<'a>, anchor: &Anchor, proof: &Proof) -> Result<Proven<'a>, FeedEnd> {
+    async fn open_by(
+        feeding: Feeding<'a>,
+        anchor: &Anchor,
+        proof: &ContinuityProof,
+    ) -> Result<ProvenFeed<'a>, FeedEnd> {
         let Feeding {
             mirror,
             epoch,
@@ -119,8 +130,8 @@ impl<'a> Feed<'a> {
         } = feeding;
         let before = feeding.set.cluster_state.before_check();
         let start_revision = match proof {
-            Proof::FirstEvent(event) => *event,
-            Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
+            ContinuityProof::FirstEvent(event) => *event,
+            ContinuityProof::Load(_) | ContinuityProof::Comparison => anchor.revision + 1,
         };
         let (mut feed, created) = Feed::create(feeding, &before, start_revision).await?;
         let shown = created.revision;
@@ -130,7 +141,7 @@ impl<'a> Feed<'a> {
             feed.may_do_without_progress(anchor, proof)?;
         }
         let first = match proof {
-            Proof::FirstEvent(event) => {
+            ContinuityProof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
                 let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
                 let first = proven.map_err(|_| {
@@ -147,20 +158,20 @@ impl<'a> Feed<'a> {
                 }
                 first
             }
-            Proof::Load(loaded_by) => {
+            ContinuityProof::Load(loaded_by) => {
                 let continues = still_responds(mirror, anchor, loaded_by).await?;
                 continues.then_some(Step::Wait)
             }
             // After the watch was created: if the revision can still be read, no delete behind it was compacted before
             // (etcd 18089, 19179).
-            Proof::Comparison if anchor.ends_with_a_delete() => {
+            ContinuityProof::Comparison if anchor.ends_with_a_delete() => {
                 // A delete leaves nothing to compare.
                 return Err(FeedEnd::Reload(
                     LoadCause::Unproven,
                     "the last event can no longer be had from etcd".into(),
                 ));
             }
-            Proof::Comparison => {
+            ContinuityProof::Comparison => {
                 let is_held = compare(mirror, epoch, anchor, connection).await?;
                 is_held.then_some(Step::Wait)
             }
@@ -168,7 +179,7 @@ impl<'a> Feed<'a> {
         let Some(first) = first else {
             let may_lack_deletes =
                 version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version));
-            if let Proof::FirstEvent(event) = proof
+            if let ContinuityProof::FirstEvent(event) = proof
                 && anchor.has_delete_from(*event)
                 && may_lack_deletes
             {
@@ -179,12 +190,12 @@ impl<'a> Feed<'a> {
             }
             return Err(feeding.another_history(&before, shown));
         };
-        Ok(Proven { feed, first })
+        Ok(ProvenFeed { feed, first })
     }
 
     /// Decides what becomes of a feed whose member's progress notifications cannot be trusted. If this holds for every
     /// endpoint, linearizable reads are forwarded anyway and the mirror follows the events alone.
-    fn may_do_without_progress(&self, anchor: &Anchor, proof: &Proof) -> Result<(), FeedEnd> {
+    fn may_do_without_progress(&self, anchor: &Anchor, proof: &ContinuityProof) -> Result<(), FeedEnd> {
         let lowest = self.feeding.upstream.lowest_version();
         if lowest.is_some_and(|lowest| gates::PROGRESS_NOTIFICATIONS.is_open(lowest)) {
             return Err(FeedEnd::Lost(
@@ -192,10 +203,12 @@ impl<'a> Feed<'a> {
             ));
         }
         match proof {
-            Proof::FirstEvent(_) if anchor.last_event < Some(anchor.revision) => Err(FeedEnd::Reload(
-                LoadCause::Unproven,
-                "only a progress notification can show that there are no other events".into(),
-            )),
+            ContinuityProof::FirstEvent(_) if anchor.last_event < Some(anchor.revision) => {
+                Err(FeedEnd::Reload(
+                    LoadCause::Unproven,
+                    "only a progress notification can show that there are no other events".into(),
+                ))
+            }
             _ => Ok(()),
         }
     }

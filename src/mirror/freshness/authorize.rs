@@ -36,19 +36,21 @@ pub struct Authorization<'a> {
 }
 
 /// Credentials that a check carries, and the permission that it requests.
-pub(super) enum Caller<'a> {
+pub(super) enum CheckCaller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
     Anonymous,
     /// The caller of one read, for permission to read its range.
     Authenticated(&'a Authorization<'a>),
 }
 
-impl Caller<'_> {
+impl CheckCaller<'_> {
     /// The connections for this check. Metadata of a client never travels with a check that others wait for: it could
     /// fill the connection's header table, or make etcd close it.
     pub(super) fn connection_class(&self) -> ConnectionClass {
         match self {
-            Caller::Authenticated(Authorization { caller: Some(_), .. }) => ConnectionClass::Authorization,
+            CheckCaller::Authenticated(Authorization { caller: Some(_), .. }) => {
+                ConnectionClass::Authorization
+            }
             _ => ConnectionClass::Check,
         }
     }
@@ -64,12 +66,12 @@ impl Caller<'_> {
         trace: Option<&SpanContext>,
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
-            Caller::Anonymous => {
+            CheckCaller::Anonymous => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
                 (anonymous_check(connection, revision, metadata).await?, true)
             }
-            Caller::Authenticated(authorization) => {
+            CheckCaller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
                 let serializable = authorization.serializable && connection.is_of_history(history.number());
                 let range = RangeRequest {
@@ -94,7 +96,7 @@ impl Caller<'_> {
     /// Whether another member may succeed where one failed with `status`. Any other failure of an authenticated check
     /// may be caused by the caller's own metadata, and must not make the member look unhealthy to other callers.
     pub(super) fn may_try_another_member(&self, status: &tonic::Status) -> bool {
-        matches!(self, Caller::Anonymous)
+        matches!(self, CheckCaller::Anonymous)
             || matches!(
                 status.code(),
                 Code::Unavailable | Code::DeadlineExceeded | Code::Unknown

@@ -34,7 +34,7 @@ use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::{Connection, Upstream, is_compaction, is_future_revision, is_refusal};
-use authorize::{Authorization, Caller};
+use authorize::{Authorization, CheckCaller};
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
 pub use round::{Proof, Unproven};
 
@@ -194,7 +194,7 @@ impl Freshness {
     ) -> Result<Proof, Unproven> {
         let began = Instant::now();
         let deadline = deadline.min(began + self.timeout());
-        let (caller, revision) = (Caller::Authenticated(authorization), authorization.revision);
+        let (caller, revision) = (CheckCaller::Authenticated(authorization), authorization.revision);
         let result = loop {
             let result = self
                 .check(&caller, self.checkable(revision), None, deadline)
@@ -325,7 +325,7 @@ impl Freshness {
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         // A panic is caught, so that the waiting reads get a result in any case.
         let deadline = round.created + self.timeout();
-        let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
+        let check = caught(self.check(&CheckCaller::Anonymous, at, span.as_deref_mut(), deadline));
         let result = check.await.unwrap_or(Err(Reason::CheckFailed.into()));
         let reads = self.finish(round, result);
         let counted = match result {
@@ -375,7 +375,7 @@ impl Freshness {
     /// or `deadline` has passed.
     async fn check(
         &self,
-        caller: &Caller<'_>,
+        caller: &CheckCaller<'_>,
         mut at: i64,
         mut span: Option<&mut Span>,
         deadline: Instant,
@@ -481,8 +481,8 @@ impl Freshness {
     }
 
     /// Records that auth is on if an anonymous check was refused, and logs the change.
-    fn record_refusal(&self, caller: &Caller<'_>, status: &tonic::Status) {
-        if !matches!(caller, Caller::Anonymous) || self.cluster_state.auth_is_on() == Auth::On {
+    fn record_refusal(&self, caller: &CheckCaller<'_>, status: &tonic::Status) {
+        if !matches!(caller, CheckCaller::Anonymous) || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
         let credentials = self.upstream.credentials();
@@ -512,13 +512,13 @@ impl Freshness {
 
     fn finish_check(
         &self,
-        caller: &Caller<'_>,
+        caller: &CheckCaller<'_>,
         before: &Before,
         header: ResponseHeader,
         raft_index: Option<u64>,
     ) -> Result<(), Reason> {
         // Only an unauthenticated check can show that auth is off.
-        if matches!(caller, Caller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
+        if matches!(caller, CheckCaller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
         match self.cluster_state.after_check(before, header, raft_index) {

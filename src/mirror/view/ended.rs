@@ -4,7 +4,7 @@ use crate::telemetry::Reason;
 
 /// Why a reader gets no more events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum ReaderEnd {
     /// The mirror was dropped because etcd has compacted `compact_revision`, and is loaded again. Events up to the end
     /// were taken before.
     Compacted {

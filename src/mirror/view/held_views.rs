@@ -15,11 +15,11 @@ use crate::cache::Store;
 /// Readers' views of one mirror.
 #[derive(Debug, Default)]
 pub struct HeldViews {
-    state: Mutex<State>,
+    state: Mutex<HeldTotals>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HeldTotals {
     /// Totals of stores that were dropped as a whole.
     before: Totals,
     now: Totals,

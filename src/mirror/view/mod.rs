@@ -16,7 +16,7 @@ mod pinned;
 mod prefixes;
 mod state;
 
-pub use ended::Ended;
+pub use ended::ReaderEnd;
 pub use held_views::{HeldView, HeldViews};
 pub use pinned::{Pinned, Reading};
 pub use prefixes::{PrefixSize, prefix_sizes};

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::ended::Ended;
+use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
 use crate::cache::{AtError, Change, Store, Tree};
@@ -95,11 +95,11 @@ struct Contents {
     /// History of etcd in which the load of this epoch began.
     history: Arc<History>,
     /// `None` before the first load, and after the contents were dropped.
-    loaded: Option<Loaded>,
+    loaded: Option<LoadedStore>,
     /// Number of loads so far.
     generation: u64,
     /// The last load whose contents were dropped, and why.
-    ended: Option<(u64, Ended)>,
+    ended: Option<(u64, ReaderEnd)>,
     /// Since when the mirror has had no feed because etcd has no leader.
     no_leader_since: Option<Instant>,
     /// Lowest revision at which a feed has resumed since the watch hub looked last.
@@ -107,7 +107,7 @@ struct Contents {
 }
 
 /// The result of one load, as the feed has changed it since.
-struct Loaded {
+struct LoadedStore {
     store: Store,
     /// A key that the last event changed; `None` since the load.
     newest_key: Option<Bytes>,
@@ -119,10 +119,10 @@ struct Loaded {
     past: Arc<PastRevisions>,
 }
 
-impl Loaded {
-    fn new(store: Store) -> Loaded {
+impl LoadedStore {
+    fn new(store: Store) -> LoadedStore {
         let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
-        Loaded {
+        LoadedStore {
             store,
             newest_key: None,
             last_event: None,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::collector::Collector;
+use super::collector::EventCollector;
 use super::join::Join;
 use super::topic::{Pick, Topic};
 use crate::cache::Batch;
@@ -28,7 +28,7 @@ struct Incomplete {
 /// Topics of joining watchers that have to be completed from the log.
 #[derive(Debug)]
 pub(super) struct Backlog {
-    collector: Collector,
+    collector: EventCollector,
     topics: Vec<Incomplete>,
     /// Memory of what was collected, in bytes.
     picked_bytes: u64,
@@ -37,7 +37,7 @@ pub(super) struct Backlog {
 impl Backlog {
     pub(super) fn new() -> Backlog {
         Backlog {
-            collector: Collector::new(),
+            collector: EventCollector::new(),
             topics: Vec::new(),
             picked_bytes: 0,
         }

@@ -10,7 +10,7 @@ const KEPT_POSITIONS: usize = 1024;
 
 /// Looks up the events of one batch after another in a set of intervals.
 #[derive(Debug)]
-pub(super) struct Collector {
+pub(super) struct EventCollector {
     intervals: IntervalTree<u32>,
     /// Positions in the current batch, by the number of the interval.
     found: Vec<Vec<u32>>,
@@ -18,9 +18,9 @@ pub(super) struct Collector {
     touched: Vec<u32>,
 }
 
-impl Collector {
-    pub(super) fn new() -> Collector {
-        Collector {
+impl EventCollector {
+    pub(super) fn new() -> EventCollector {
+        EventCollector {
             intervals: IntervalTree::new(RandomState::new().hash_one(0)),
             found: Vec::new(),
             touched: Vec::new(),
@@ -86,8 +86,8 @@ mod tests {
 
     #[test]
     fn number_of_a_removed_interval_may_name_another() {
-        let mut collector = Collector::new();
-        let numbers_at = |collector: &Collector, key: &[u8]| {
+        let mut collector = EventCollector::new();
+        let numbers_at = |collector: &EventCollector, key: &[u8]| {
             let mut numbers = Vec::new();
             collector.look_up_key(key, |number| numbers.push(number));
             numbers

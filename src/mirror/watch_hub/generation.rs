@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use crate::mirror::history::HistoryId;
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 
 /// Load of the mirror, as changed by the feed since.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct Generation {
     /// Every event up to this revision is in the topics.
     reached: AtomicI64,
     has_no_leader: AtomicBool,
-    end: OnceLock<Ended>,
+    end: OnceLock<ReaderEnd>,
 }
 
 impl Generation {
@@ -40,11 +40,11 @@ impl Generation {
     }
 
     /// End of the generation: no event is added after it.
-    pub(super) fn end(&self) -> Option<Ended> {
+    pub(super) fn end(&self) -> Option<ReaderEnd> {
         self.end.get().copied()
     }
 
-    pub(super) fn set_end(&self, end: Ended) {
+    pub(super) fn set_end(&self, end: ReaderEnd) {
         let _ = self.end.set(end);
     }
 

@@ -16,7 +16,7 @@ use super::tests::{Bench, join};
 use super::{Join, JoinRefused, Reader, Signal, Taken};
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, ChangeKind, Entry, HistoryLimits, Tree};
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 use crate::telemetry::Reason;
 
 const KEYS: usize = 12;
@@ -78,7 +78,7 @@ struct Model {
     visible: i64,
     /// The current load of the mirror, and the cause and the last revision of those that ended.
     load: usize,
-    ended: Vec<(Ended, i64)>,
+    ended: Vec<(ReaderEnd, i64)>,
 }
 
 impl Model {
@@ -97,16 +97,16 @@ impl Model {
     }
 }
 
-struct Watcher {
+struct HubWatcher {
     join: Join,
     reader: Reader,
     load: usize,
     through: i64,
     progress: i64,
-    end: Option<Ended>,
+    end: Option<ReaderEnd>,
 }
 
-impl Watcher {
+impl HubWatcher {
     /// Takes until there is nothing more, and compares with the model.
     fn drain(&mut self, model: &Model, max_events: usize, max_bytes: u64) {
         while self.end.is_none() {
@@ -148,14 +148,14 @@ impl Watcher {
         }
     }
 
-    fn is_due(&self, model: &Model, ended: Ended) -> bool {
+    fn is_due(&self, model: &Model, ended: ReaderEnd) -> bool {
         match ended {
             // Its own events were trimmed, or those that the hub had no time for.
-            Ended::Trimmed => {
+            ReaderEnd::Trimmed => {
                 let missing = model.expected(&self.join, self.through, i64::MAX);
                 !missing.is_empty() || self.reader.reached() < model.visible
             }
-            Ended::FeedLost => true,
+            ReaderEnd::FeedLost => true,
             _ => model
                 .ended
                 .get(self.load)
@@ -169,7 +169,7 @@ struct Stream {
     signal: Arc<Signal>,
     has_room: Arc<AtomicBool>,
     polls: Arc<AtomicUsize>,
-    watchers: Arc<Mutex<Vec<Watcher>>>,
+    watchers: Arc<Mutex<Vec<HubWatcher>>>,
 }
 
 impl Stream {
@@ -325,22 +325,22 @@ impl Run {
         let epoch = mirror.epoch();
         let mut model = self.model.lock();
         let visible = model.visible;
-        let compacted = Ended::Compacted {
+        let compacted = ReaderEnd::Compacted {
             compact_revision: visible + by,
         };
         let ended = [
             compacted,
-            Ended::Dropped(Reason::Loading),
-            Ended::Dropped(Reason::Panicked),
-            Ended::Replaced {
+            ReaderEnd::Dropped(Reason::Loading),
+            ReaderEnd::Dropped(Reason::Panicked),
+            ReaderEnd::Replaced {
                 revision: 1.max(visible),
             },
         ][cause];
         model.ended.push((ended, visible));
         model.load += 1;
         match ended {
-            Ended::Dropped(Reason::Panicked) => mirror.end_epoch(epoch, Reason::Panicked).unwrap(),
-            Ended::Replaced { .. } => mirror.end_epoch(epoch, Reason::Mismatch).unwrap(),
+            ReaderEnd::Dropped(Reason::Panicked) => mirror.end_epoch(epoch, Reason::Panicked).unwrap(),
+            ReaderEnd::Replaced { .. } => mirror.end_epoch(epoch, Reason::Mismatch).unwrap(),
             _ => mirror.drop_contents(epoch, Reason::Loading, ended).unwrap(),
         }
         for revision in visible + 1..=visible + by {
@@ -366,7 +366,7 @@ impl Run {
         let oldest = self.bench.mirror.oldest_revision().unwrap();
         match self.bench.hub.join(&stream.signal, None, joins.clone()).await {
             Ok(readers) => {
-                let watchers = joins.into_iter().zip(readers).map(|(join, reader)| Watcher {
+                let watchers = joins.into_iter().zip(readers).map(|(join, reader)| HubWatcher {
                     through: join.first_revision - 1,
                     progress: 0,
                     end: None,

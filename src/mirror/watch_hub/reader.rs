@@ -9,11 +9,11 @@ use super::signal::Signal;
 use super::topic::{Pick, Topic};
 use crate::cache::Change;
 use crate::mirror::history::HistoryId;
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 
 /// Watcher as the hub sees it.
 #[derive(Debug)]
-pub(super) struct Watcher {
+pub(super) struct HubWatcher {
     pub(super) signal: Arc<Signal>,
     /// Set when its reader is dropped; the hub removes it later, so that a mass disconnect costs nothing at once.
     pub(super) is_gone: AtomicBool,
@@ -25,7 +25,7 @@ pub(super) struct Watcher {
     is_cut: AtomicBool,
 }
 
-impl Watcher {
+impl HubWatcher {
     pub(super) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
@@ -47,7 +47,7 @@ impl Watcher {
 pub struct Reader {
     generation: Arc<Generation>,
     topic: Arc<Topic>,
-    watcher: Arc<Watcher>,
+    watcher: Arc<HubWatcher>,
     /// Every event up to this revision was taken.
     through: i64,
 }
@@ -66,7 +66,7 @@ pub enum Taken {
     /// The caller has refused the events; they are taken later.
     Refused,
     /// There will be no more events.
-    Ended(Ended),
+    Ended(ReaderEnd),
 }
 
 /// Events of whole revisions, at least one. Keeps their batches in memory.
@@ -114,9 +114,9 @@ impl Reader {
         topic: &Arc<Topic>,
         signal: &Arc<Signal>,
         join: &Join,
-    ) -> (Reader, Arc<Watcher>) {
+    ) -> (Reader, Arc<HubWatcher>) {
         let through = join.first_revision - 1;
-        let watcher = Arc::new(Watcher {
+        let watcher = Arc::new(HubWatcher {
             signal: Arc::clone(signal),
             is_gone: AtomicBool::new(false),
             through: AtomicI64::new(through),
@@ -147,15 +147,15 @@ impl Reader {
         // In this order (W5): no event is added after the end, and every event up to `reached` is in the topic.
         let end = self.generation.end();
         let reached = self.generation.reached();
-        if let Some(end @ Ended::Replaced { .. }) = end {
+        if let Some(end @ ReaderEnd::Replaced { .. }) = end {
             return Taken::Ended(end);
         }
         // After `reached`: a watcher is cut before the events of another feed are reached.
         if self.watcher.is_cut() {
-            return Taken::Ended(Ended::FeedLost);
+            return Taken::Ended(ReaderEnd::FeedLost);
         }
         let Ok(picks) = self.topic.take(self.through, reached, max_events, max_bytes) else {
-            return Taken::Ended(Ended::Trimmed);
+            return Taken::Ended(ReaderEnd::Trimmed);
         };
         let picked = Picked(picks);
         if picked.0.is_empty() {

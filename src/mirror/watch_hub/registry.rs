@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::collector::Collector;
+use super::collector::EventCollector;
 use super::hub::{Held, HubBounds};
-use super::reader::Watcher;
+use super::reader::HubWatcher;
 use super::topic::{Pick, Topic};
 use crate::cache::{Batch, MissedEvent};
 use crate::keyspace::Interval;
@@ -34,20 +34,20 @@ const WOKEN_PER_YIELD: usize = 32;
 
 /// A topic and its watchers.
 #[derive(Debug)]
-struct Slot {
+struct TopicSlot {
     key: Bytes,
     range_end: Bytes,
     topic: Arc<Topic>,
     /// By connection.
-    watchers: Vec<Arc<Watcher>>,
+    watchers: Vec<Arc<HubWatcher>>,
     unused_since: Option<Instant>,
 }
 
 /// All topics of a hub.
 #[derive(Debug)]
 pub(super) struct Registry {
-    collector: Collector,
-    slots: Vec<Option<Slot>>,
+    collector: EventCollector,
+    slots: Vec<Option<TopicSlot>>,
     free: Vec<u32>,
     /// Topics with new events, whose watchers are to be woken.
     to_wake: Vec<u32>,
@@ -58,7 +58,7 @@ pub(super) struct Registry {
 impl Registry {
     pub(super) fn new() -> Registry {
         Registry {
-            collector: Collector::new(),
+            collector: EventCollector::new(),
             slots: Vec::new(),
             free: Vec::new(),
             to_wake: Vec::new(),
@@ -84,7 +84,7 @@ impl Registry {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        let slot = Slot {
+        let slot = TopicSlot {
             key: key.clone(),
             range_end: range_end.clone(),
             topic: Arc::clone(&topic),
@@ -100,7 +100,7 @@ impl Registry {
     }
 
     /// Adds a watcher to a topic.
-    pub(super) fn add(&mut self, number: u32, watcher: Arc<Watcher>) {
+    pub(super) fn add(&mut self, number: u32, watcher: Arc<HubWatcher>) {
         self.grown_bytes += size_of_val(&*watcher) as u64;
         if let Some(slot) = self.slot_mut(number) {
             let connection = watcher.signal.connection();
@@ -111,7 +111,7 @@ impl Registry {
         }
     }
 
-    fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
+    fn slot_mut(&mut self, number: u32) -> Option<&mut TopicSlot> {
         self.slots.get_mut(number as usize)?.as_mut()
     }
 
@@ -301,7 +301,7 @@ impl Registry {
     }
 }
 
-impl Slot {
+impl TopicSlot {
     /// Wakes the watchers, one connection after another: responses of one connection that are ready together are sent
     /// in one write. `woken` counts those since other tasks ran.
     async fn wake(&mut self, woken: &mut usize) {
@@ -351,7 +351,7 @@ impl Slot {
     /// Memory of the topic without its events and watchers, in bytes.
     fn memory_bytes(&self) -> u64 {
         let keys = 2 * (self.key.len() + self.range_end.len());
-        (size_of::<Slot>() + size_of::<Topic>() + keys) as u64
+        (size_of::<TopicSlot>() + size_of::<Topic>() + keys) as u64
     }
 
     /// Memory of the list of watchers, in bytes.
@@ -459,7 +459,10 @@ mod tests {
             let before = registry.sweep(1, 1, now, kept(u64::MAX)).await;
             of_one = before.bytes / (second + 1);
         }
-        assert!((size_of::<Slot>() as u64..1024).contains(&of_one), "{of_one}");
+        assert!(
+            (size_of::<TopicSlot>() as u64..1024).contains(&of_one),
+            "{of_one}"
+        );
         let now = now + Duration::from_secs(20);
         let max_unused_bytes = 5 * of_one;
         let held = registry.sweep(1, 1, now, kept(max_unused_bytes)).await;

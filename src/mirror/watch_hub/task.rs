@@ -12,7 +12,7 @@ use super::reader::Reader;
 use super::registry::Registry;
 use super::topic::Topic;
 use crate::cache::{Batch, Missed};
-use crate::mirror::view::{Ended, LogRead, Mirror, Observed};
+use crate::mirror::view::{LogRead, Mirror, Observed, ReaderEnd};
 use crate::panics::caught;
 use crate::telemetry::Reason;
 
@@ -27,7 +27,7 @@ const WITHOUT_LEADER: Duration = Duration::from_secs(3);
 
 /// Follows `mirror` for `hub` until dropped. A panic ends the watchers.
 pub(in crate::mirror) async fn follow(mirror: &Mirror, hub: &WatchHub) {
-    let mut task = Task {
+    let mut task = HubTask {
         mirror,
         hub,
         registry: Registry::new(),
@@ -42,12 +42,12 @@ pub(in crate::mirror) async fn follow(mirror: &Mirror, hub: &WatchHub) {
             mirror = mirror.name,
             "a watch hub panicked and is restarted; its watches continue at etcd"
         );
-        task.end(Ended::Dropped(Reason::Panicked)).await;
+        task.end(ReaderEnd::Dropped(Reason::Panicked)).await;
         tokio::time::sleep(SWEEP_INTERVAL).await;
     }
 }
 
-struct Task<'a> {
+struct HubTask<'a> {
     mirror: &'a Mirror,
     hub: &'a WatchHub,
     registry: Registry,
@@ -61,7 +61,7 @@ struct Task<'a> {
     is_behind: bool,
 }
 
-impl Task<'_> {
+impl HubTask<'_> {
     async fn run(&mut self) {
         let mut changes = self.mirror.changes();
         loop {
@@ -87,7 +87,7 @@ impl Task<'_> {
         let (observed, missed) = self.mirror.follow(taken, BATCHES_AT_ONCE);
         self.end_if_dropped(&observed).await;
         if self.hub.is_closed() && self.generation.is_some() {
-            self.end(Ended::Dropped(Reason::ForwardAll)).await;
+            self.end(ReaderEnd::Dropped(Reason::ForwardAll)).await;
         }
         if let Some(revision) = observed.resumed_at {
             self.registry.cut_ahead_of(revision);
@@ -101,7 +101,7 @@ impl Task<'_> {
                     self.registry.miss(missed).await;
                     self.add(&generation, log).await;
                 }
-                None => self.end(Ended::Trimmed).await,
+                None => self.end(ReaderEnd::Trimmed).await,
             }
         }
         self.admit().await;
@@ -125,14 +125,14 @@ impl Task<'_> {
         let ended = match observed.ended {
             Some((number, ended)) if number == generation.number => ended,
             // A later load was dropped, too. Its history was not that of the events here.
-            Some((_, ended @ Ended::Replaced { .. })) => ended,
-            _ => Ended::Dropped(Reason::Loading),
+            Some((_, ended @ ReaderEnd::Replaced { .. })) => ended,
+            _ => ReaderEnd::Dropped(Reason::Loading),
         };
         self.end(ended).await;
     }
 
     /// Ends every watcher.
-    async fn end(&mut self, ended: Ended) {
+    async fn end(&mut self, ended: ReaderEnd) {
         if let Some(generation) = self.generation.take() {
             generation.set_end(ended);
         }
@@ -303,7 +303,7 @@ impl Task<'_> {
         let is_over =
             |since: Option<Instant>, limit| since.is_some_and(|since| now.duration_since(since) >= limit);
         if is_over(self.feed_lost_since, WITHOUT_FEED) {
-            self.end(Ended::FeedLost).await;
+            self.end(ReaderEnd::FeedLost).await;
             return;
         }
         let has_no_leader = is_over(observed.no_leader_since, WITHOUT_LEADER);

@@ -15,7 +15,7 @@ use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::mirror::history::{ClusterState, HistoryId};
-use crate::mirror::view::{Ended, Mirror};
+use crate::mirror::view::{Mirror, ReaderEnd};
 use crate::telemetry::{Metrics, Reason};
 
 /// Bound on what must happen.
@@ -139,7 +139,7 @@ impl Watch {
         events
     }
 
-    async fn end(&mut self) -> Ended {
+    async fn end(&mut self) -> ReaderEnd {
         self.until(|reader| match reader.take(1000, 1 << 20) {
             Taken::Ended(ended) => Some(ended),
             _ => None,
@@ -329,7 +329,7 @@ async fn slow_watcher_ends_when_the_log_is_trimmed_past_it_and_others_do_not() {
         bench.put(&["c"], revision);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    assert_eq!(slow.end().await, Ended::Trimmed);
+    assert_eq!(slow.end().await, ReaderEnd::Trimmed);
     assert_eq!(
         slow.reader.covered(),
         10,
@@ -368,9 +368,9 @@ async fn events_that_the_hub_missed_end_the_watchers_that_need_them_and_no_other
         bench.put(&["d"], revision);
     }
     bench.put(&["a/2"], 1000);
-    assert_eq!(missing.end().await, Ended::Trimmed);
+    assert_eq!(missing.end().await, ReaderEnd::Trimmed);
     assert_eq!(missing.reader.covered(), 11, "nothing was missed up to there");
-    assert_eq!(behind.end().await, Ended::Trimmed);
+    assert_eq!(behind.end().await, ReaderEnd::Trimmed);
     assert_eq!(behind.reader.covered(), 10, "the event of 11 was not taken");
     bench.put(&["c"], 1001);
     assert_eq!(other.events(1).await, [event("c", 1001)]);
@@ -395,7 +395,7 @@ async fn too_many_missed_events_end_every_watcher() {
     for revision in 12..20_000 {
         bench.put(&["d"], revision);
     }
-    assert_eq!(watch.end().await, Ended::Trimmed);
+    assert_eq!(watch.end().await, ReaderEnd::Trimmed);
     assert_eq!(watch.reader.covered(), 11, "nothing was missed up to there");
 }
 
@@ -418,7 +418,7 @@ async fn lists_of_events_stay_within_their_bound_and_are_built_again_for_those_t
     assert!(held <= max_list_bytes + 100, "{held}");
     assert_eq!(
         slow.end().await,
-        Ended::Trimmed,
+        ReaderEnd::Trimmed,
         "the list was longer than the bound"
     );
     let refused = bench.join("a", "", 11).await.map(|_| ()).unwrap_err();
@@ -462,7 +462,7 @@ async fn watchers_that_are_ahead_of_a_mirror_end_when_another_feed_continues() {
     }
     assert_eq!(
         ahead.end().await,
-        Ended::FeedLost,
+        ReaderEnd::FeedLost,
         "its events up to 12 are of another feed"
     );
     let expected: Vec<_> = (11..14).map(|revision| event("a", revision)).collect();
@@ -492,7 +492,11 @@ async fn watchers_from_a_revision_in_the_future_continue_when_another_feed_conti
     for revision in 11..14 {
         bench.put(&["a"], revision);
     }
-    assert_eq!(ahead.end().await, Ended::FeedLost, "etcd had reached revision 11");
+    assert_eq!(
+        ahead.end().await,
+        ReaderEnd::FeedLost,
+        "etcd had reached revision 11"
+    );
     assert_eq!(watch.events(1).await, [event("a", 13)]);
 }
 
@@ -512,7 +516,7 @@ async fn watchers_are_parked_while_the_feed_resumes_and_end_after_ten_seconds() 
     while !watch.reader.is_pending() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!(watch.end().await, Ended::FeedLost);
+    assert_eq!(watch.end().await, ReaderEnd::FeedLost);
     let parked = began.elapsed();
     assert!((10..=12).contains(&parked.as_secs()), "{parked:?}");
 }
@@ -536,12 +540,12 @@ async fn lack_of_a_leader_shows_after_three_seconds_and_ends_with_the_next_feed(
 
 #[tokio::test(start_paused = true)]
 async fn watchers_end_by_the_cause_that_dropped_the_mirror() {
-    let compacted = Ended::Compacted { compact_revision: 30 };
+    let compacted = ReaderEnd::Compacted { compact_revision: 30 };
     for (ended, gets_pending) in [
         (compacted, true),
-        (Ended::Dropped(Reason::OverBudget), true),
-        (Ended::Dropped(Reason::Panicked), true),
-        (Ended::Replaced { revision: 11 }, false),
+        (ReaderEnd::Dropped(Reason::OverBudget), true),
+        (ReaderEnd::Dropped(Reason::Panicked), true),
+        (ReaderEnd::Replaced { revision: 11 }, false),
     ] {
         let bench = Bench::new(HistoryLimits::default());
         let mut watch = bench.join("a", "", 11).await.unwrap();
@@ -549,8 +553,8 @@ async fn watchers_end_by_the_cause_that_dropped_the_mirror() {
         tokio::time::sleep(Duration::from_millis(1)).await;
         let epoch = bench.mirror.epoch();
         match ended {
-            Ended::Replaced { .. } => bench.mirror.end_epoch(epoch, Reason::Mismatch).unwrap(),
-            Ended::Dropped(Reason::Panicked) => bench.mirror.end_epoch(epoch, Reason::Panicked).unwrap(),
+            ReaderEnd::Replaced { .. } => bench.mirror.end_epoch(epoch, Reason::Mismatch).unwrap(),
+            ReaderEnd::Dropped(Reason::Panicked) => bench.mirror.end_epoch(epoch, Reason::Panicked).unwrap(),
             _ => bench.mirror.drop_contents(epoch, Reason::Loading, ended).unwrap(),
         }
         bench.load(Tree::default(), 40, HistoryLimits::default());
@@ -575,7 +579,7 @@ async fn replaced_history_ends_watchers_with_its_revision_if_that_is_known() {
             .cluster_state
             .contradict(&bench.cluster_state.before_check());
         bench.mirror.replace_history(known);
-        assert_eq!(watch.end().await, Ended::Replaced { revision: expected });
+        assert_eq!(watch.end().await, ReaderEnd::Replaced { revision: expected });
     }
 }
 
@@ -586,7 +590,7 @@ async fn unread_events_of_a_dropped_mirror_are_kept_for_seconds() {
         [bench.join("a", "", 11).await, bench.join("a", "", 11).await].map(Result::unwrap);
     bench.put(&["a"], 11);
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let (ended, epoch) = (Ended::Dropped(Reason::OverBudget), bench.mirror.epoch());
+    let (ended, epoch) = (ReaderEnd::Dropped(Reason::OverBudget), bench.mirror.epoch());
     bench
         .mirror
         .drop_contents(epoch, Reason::OverBudget, ended)
@@ -595,7 +599,7 @@ async fn unread_events_of_a_dropped_mirror_are_kept_for_seconds() {
     assert_eq!(slow.events(1).await, [event("a", 11)]);
     assert_eq!(slow.end().await, ended);
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(stalled.end().await, Ended::Trimmed);
+    assert_eq!(stalled.end().await, ReaderEnd::Trimmed);
     assert_eq!(
         stalled.reader.covered(),
         10,

@@ -13,7 +13,7 @@ use crate::cache::RangeQuery;
 use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
 use crate::keyspace::common_prefix;
 use crate::telemetry::Outcome;
-use crate::telemetry::access_log::{AccessLog, Entry, MAX_KEY_BYTES, Phases, RangeFacts};
+use crate::telemetry::access_log::{AccessLog, LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
 use crate::telemetry::clients::{ClientKind, ClientName, ClientStats};
 use crate::telemetry::trace::{TraceId, trace_id_of};
 
@@ -38,7 +38,7 @@ pub(super) struct AccessCall {
     /// Of a Watch stream.
     events: Option<EventScanner>,
     /// `None` once it is queued.
-    entry: Option<Entry>,
+    entry: Option<LogEntry>,
 }
 
 impl AccessCall {
@@ -71,7 +71,7 @@ impl AccessCall {
             is_grpc,
             headers: HeaderScanner::new(method).filter(|_| is_grpc),
             events: (is_grpc && method == Method::Watch).then(EventScanner::default),
-            entry: Some(Entry {
+            entry: Some(LogEntry {
                 arrived_at: SystemTime::now(),
                 client,
                 user: None,

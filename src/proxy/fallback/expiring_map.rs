@@ -14,12 +14,12 @@ use tokio::time::Instant;
 pub(super) struct ExpiringMap<K, V> {
     ttl: Duration,
     max_bytes: u64,
-    state: Mutex<State<K, V>>,
+    state: Mutex<MapState<K, V>>,
 }
 
 #[derive(Debug)]
-struct State<K, V> {
-    by_key: HashMap<K, Entry<V>>,
+struct MapState<K, V> {
+    by_key: HashMap<K, MapEntry<V>>,
     /// Keys by the age number of their entries, oldest first. Has the same keys as `by_key`.
     by_age: BTreeMap<u64, K>,
     /// Age number of the next entry; increases.
@@ -29,7 +29,7 @@ struct State<K, V> {
 }
 
 #[derive(Debug)]
-struct Entry<V> {
+struct MapEntry<V> {
     value: V,
     age_number: u64,
     bytes: u64,
@@ -42,7 +42,7 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         ExpiringMap {
             ttl,
             max_bytes,
-            state: Mutex::new(State {
+            state: Mutex::new(MapState {
                 by_key: HashMap::new(),
                 by_age: BTreeMap::new(),
                 next_number: 0,
@@ -72,7 +72,7 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         state.bytes += bytes;
         state.by_age.insert(age_number, key.clone());
         let expires = Instant::now() + self.ttl;
-        let entry = Entry {
+        let entry = MapEntry {
             value,
             age_number,
             bytes,
@@ -109,9 +109,9 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V> State<K, V> {
+impl<K: Eq + Hash, V> MapState<K, V> {
     /// Removes the entry of `key` from both maps.
-    fn remove(&mut self, key: &K) -> Option<Entry<V>> {
+    fn remove(&mut self, key: &K) -> Option<MapEntry<V>> {
         let entry = self.by_key.remove(key)?;
         self.by_age.remove(&entry.age_number);
         self.bytes -= entry.bytes;
@@ -124,7 +124,7 @@ impl<K: Eq + Hash, V> State<K, V> {
         self.by_key.get(key).map(|entry| entry.expires)
     }
 
-    fn remove_oldest(&mut self) -> Option<Entry<V>> {
+    fn remove_oldest(&mut self) -> Option<MapEntry<V>> {
         let (_, key) = self.by_age.pop_first()?;
         let entry = self.by_key.remove(&key)?;
         self.bytes -= entry.bytes;

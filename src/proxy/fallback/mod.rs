@@ -60,7 +60,7 @@ use reason::StreamFallback;
 use refused::Refused;
 use shared_response::{NotShared, SharedResponse};
 use sharing::ShareScope;
-use single_flight::{Leader, Role, SingleFlight};
+use single_flight::{CallRole, Leader, SingleFlight};
 use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
 use too_large::TooLarge;
 use unary_over_stream::{Converted, UnaryOverStream};
@@ -206,8 +206,8 @@ impl Fallback {
         // 4. A call that is shared with identical reads.
         let leader = match self.lead_or_join(&read, scope.as_ref()) {
             None => None,
-            Some(Role::Lead(leader)) => Some(leader),
-            Some(Role::Join(join)) => {
+            Some(CallRole::Lead(leader)) => Some(leader),
+            Some(CallRole::Join(join)) => {
                 return match self.wait_for_shared_call(join).await {
                     Ok(shared) => {
                         if shared.is_streamed {
@@ -434,7 +434,7 @@ impl Fallback {
         self: &Arc<Self>,
         read: &UpstreamRead<'_>,
         scope: Option<&ShareScope>,
-    ) -> Option<Role<SharedResult>> {
+    ) -> Option<CallRole<SharedResult>> {
         if scope != Some(&ShareScope::Everyone) || self.too_large.contains(&read.framed) {
             return None;
         }
@@ -450,7 +450,7 @@ impl Fallback {
     }
 
     /// Waits for the shared call and returns its response.
-    async fn wait_for_shared_call(&self, join: single_flight::Join<SharedResult>) -> SharedResult {
+    async fn wait_for_shared_call(&self, join: single_flight::JoinedCall<SharedResult>) -> SharedResult {
         // Counted like a read that waits for a turn: one bound covers both.
         let _waiting = self.turns.count_waiting()?;
         let cancelled = || Refused::shared_call(crate::grpc::Status::SharedCallCancelled);

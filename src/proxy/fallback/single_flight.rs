@@ -31,11 +31,11 @@ struct SharedCall<T> {
 }
 
 /// Role of a call among identical calls.
-pub(super) enum Role<T: Clone + Send + Sync + 'static> {
+pub(super) enum CallRole<T: Clone + Send + Sync + 'static> {
     /// No call for the key is in flight: the caller makes it, and keeps the [`Leader`] until it is complete.
     Lead(Leader<T>),
     /// A call for the key is in flight: the caller waits for the next one.
-    Join(Join<T>),
+    Join(JoinedCall<T>),
 }
 
 /// Guard held by the in-flight call for a key; dropping it starts the next shared call, or removes the key.
@@ -45,7 +45,7 @@ pub(super) struct Leader<T: Clone + Send + Sync + 'static> {
 }
 
 /// Membership in a shared call. When all are dropped, the shared call is cancelled.
-pub(super) struct Join<T>(watch::Receiver<Option<T>>);
+pub(super) struct JoinedCall<T>(watch::Receiver<Option<T>>);
 
 impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// Creates an empty registry; `tasks` joins the tasks of shared calls.
@@ -57,7 +57,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     }
 
     /// Returns the role of a call for `key`. The first call that has to wait provides the shared `call`.
-    pub(super) fn lead_or_join<F>(self: &Arc<Self>, key: &Bytes, call: impl FnOnce() -> F) -> Role<T>
+    pub(super) fn lead_or_join<F>(self: &Arc<Self>, key: &Bytes, call: impl FnOnce() -> F) -> CallRole<T>
     where
         F: Future<Output = T> + Send + 'static,
     {
@@ -65,7 +65,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         match next.get_mut(key) {
             None => {
                 next.insert(key.clone(), None);
-                Role::Lead(Leader {
+                CallRole::Lead(Leader {
                     registry: Arc::clone(self),
                     key: key.clone(),
                 })
@@ -75,13 +75,13 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
                     call: Box::pin(call()),
                     result: watch::Sender::new(None),
                 });
-                Role::Join(Join(shared.result.subscribe()))
+                CallRole::Join(JoinedCall(shared.result.subscribe()))
             }
         }
     }
 }
 
-impl<T: Clone> Join<T> {
+impl<T: Clone> JoinedCall<T> {
     /// Waits for the shared call and returns its result; `None` if the call panicked or was cancelled.
     pub(super) async fn wait(mut self) -> Option<T> {
         let result = self.0.wait_for(Option::is_some).await.ok()?;
@@ -156,18 +156,18 @@ mod tests {
 
     fn lead(registry: &Arc<SingleFlight<usize>>) -> Leader<usize> {
         match registry.lead_or_join(&KEY, || async { unreachable!("no call is in flight") }) {
-            Role::Lead(leader) => leader,
-            Role::Join(_) => panic!("a call is in flight"),
+            CallRole::Lead(leader) => leader,
+            CallRole::Join(_) => panic!("a call is in flight"),
         }
     }
 
     fn join<F: Future<Output = usize> + Send + 'static>(
         registry: &Arc<SingleFlight<usize>>,
         call: impl FnOnce() -> F,
-    ) -> Join<usize> {
+    ) -> JoinedCall<usize> {
         match registry.lead_or_join(&KEY, call) {
-            Role::Join(join) => join,
-            Role::Lead(_) => panic!("no call is in flight"),
+            CallRole::Join(join) => join,
+            CallRole::Lead(_) => panic!("no call is in flight"),
         }
     }
 

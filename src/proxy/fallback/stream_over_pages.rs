@@ -289,9 +289,9 @@ impl<G: FetchPage> Pager<G> {
         let page = page?;
         Ok(PagedStream {
             next: if page.tail.is_some() {
-                Next::End(Some(ok_trailers()))
+                NextPage::End(Some(ok_trailers()))
             } else {
-                Next::Idle(pager)
+                NextPage::Idle(pager)
             },
             page: Some(page),
             size: ChunkSize::default(),
@@ -454,12 +454,12 @@ pub(super) struct PagedStream<G> {
     /// Number of entries of the next chunk; adapts to the size of previous chunks.
     size: ChunkSize,
     /// State of the following page.
-    next: Next<G>,
+    next: NextPage<G>,
     request_bytes: u64,
 }
 
 /// State of the page after the current one.
-enum Next<G> {
+enum NextPage<G> {
     /// Requested when the current page has been sent.
     Idle(Box<Pager<G>>),
     /// In flight. Dropped, and thereby cancelled, with the body.
@@ -486,25 +486,25 @@ impl<G: FetchPage> BodySource for PagedStream<G> {
                 return Poll::Ready(Some(Ok(Frame::data(chunk.into()))));
             }
             self.page = None;
-            self.next = match std::mem::replace(&mut self.next, Next::End(None)) {
-                Next::Idle(pager) => Next::Fetching(Box::pin(pager.fetch())),
-                Next::Fetching(mut fetching) => match fetching.as_mut().poll(cx) {
+            self.next = match std::mem::replace(&mut self.next, NextPage::End(None)) {
+                NextPage::Idle(pager) => NextPage::Fetching(Box::pin(pager.fetch())),
+                NextPage::Fetching(mut fetching) => match fetching.as_mut().poll(cx) {
                     Poll::Pending => {
-                        self.next = Next::Fetching(fetching);
+                        self.next = NextPage::Fetching(fetching);
                         return Poll::Pending;
                     }
                     Poll::Ready((pager, Ok(page))) => {
                         let is_last = page.tail.is_some();
                         self.page = Some(page);
                         if is_last {
-                            Next::End(Some(ok_trailers()))
+                            NextPage::End(Some(ok_trailers()))
                         } else {
-                            Next::Idle(pager)
+                            NextPage::Idle(pager)
                         }
                     }
-                    Poll::Ready((_, Err(error))) => Next::End(Some(error.trailers())),
+                    Poll::Ready((_, Err(error))) => NextPage::End(Some(error.trailers())),
                 },
-                Next::End(trailers) => {
+                NextPage::End(trailers) => {
                     return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
                 }
             };

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::ForwardedBody;
-use super::http1_pool::{Http1Connection, Http1Pool, Next};
+use super::http1_pool::{Http1Connection, Http1Pool, NextConnection};
 use super::send::Forward;
 use super::upgraded::{UPGRADED_BYTES, Upgrade};
 use crate::grpc::Method;
@@ -161,14 +161,14 @@ async fn exchange(
     let deadline = Instant::now() + forward.connect_timeout;
     loop {
         match timeout_at(deadline, forward.http1_pool.next(url)).await? {
-            Next::Kept(mut connection) => match connection.sender.try_send_request(request).await {
+            NextConnection::Kept(mut connection) => match connection.sender.try_send_request(request).await {
                 Ok(response) => return Ok((response, connection)),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
                     None => return Err(error.into_error().into()),
                 },
             },
-            Next::Open(place) => {
+            NextConnection::Open(place) => {
                 // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
                 let mut connection = timeout_at(deadline, open(forward, url)).await??;
                 drop(place);

@@ -39,7 +39,7 @@ pub(crate) struct Http1Pool {
 }
 
 /// Connection on which a request is sent.
-pub(super) enum Next<'a> {
+pub(super) enum NextConnection<'a> {
     /// A connection that waited for a request.
     Kept(Http1Connection),
     /// A connection that the request opens, with the permission to do so.
@@ -108,20 +108,20 @@ impl Http1Pool {
     }
 
     /// Waits for a connection to `url`, or for the permission to open one, whichever comes first.
-    pub(super) async fn next(&self, url: &Url) -> Next<'_> {
+    pub(super) async fn next(&self, url: &Url) -> NextConnection<'_> {
         let opening = self.opening.acquire();
         tokio::pin!(opening);
         loop {
             // Created before the look: a connection that is returned in between is not missed.
             let returned = self.returned.notified();
             if let Some(connection) = self.take(url) {
-                return Next::Kept(connection);
+                return NextConnection::Kept(connection);
             }
             tokio::select! {
                 biased;
                 () = returned => {}
                 // The semaphore is not closed.
-                Ok(place) = opening.as_mut() => return Next::Open(place),
+                Ok(place) = opening.as_mut() => return NextConnection::Open(place),
             }
         }
     }
@@ -202,10 +202,10 @@ mod tests {
         Http1Connection::new(&url(), sender, CancellationToken::new().drop_guard(), permit)
     }
 
-    fn opens(next: Next<'_>) -> SemaphorePermit<'_> {
+    fn opens(next: NextConnection<'_>) -> SemaphorePermit<'_> {
         match next {
-            Next::Open(place) => place,
-            Next::Kept(_) => panic!("there is no connection yet"),
+            NextConnection::Open(place) => place,
+            NextConnection::Kept(_) => panic!("there is no connection yet"),
         }
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let mut next = Box::pin(pool.next(&url));
         assert!(futures_util::poll!(&mut next).is_pending());
         pool.keep(connection().await);
-        assert!(matches!(next.await, Next::Kept(_)));
+        assert!(matches!(next.await, NextConnection::Kept(_)));
         let mut next = Box::pin(pool.next(&url));
         assert!(futures_util::poll!(&mut next).is_pending());
         opening.pop();

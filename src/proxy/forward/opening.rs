@@ -19,11 +19,11 @@ const MAX_OPENING: Duration = Duration::from_secs(1);
 pub(super) struct Opening<'a> {
     turns: &'a Arc<Turns>,
     account: &'a Arc<ClientAccount>,
-    state: Arc<State>,
+    state: Arc<OpeningState>,
 }
 
 /// Shared with the body of the request.
-struct State {
+struct OpeningState {
     /// The turn while the call has one. `None` when the call no longer needs one.
     turn: Mutex<Option<Option<Turn>>>,
     /// Result of the wait for a turn.
@@ -35,7 +35,7 @@ impl Opening<'_> {
         Opening {
             turns,
             account,
-            state: Arc::new(State {
+            state: Arc::new(OpeningState {
                 turn: Mutex::new(Some(None)),
                 waited: watch::Sender::new(None),
             }),

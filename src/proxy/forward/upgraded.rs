@@ -35,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// etcd's side of an upgraded connection.
-type Etcd = TokioIo<Upgraded>;
+type EtcdConnection = TokioIo<Upgraded>;
 
 /// The parts of an upgrade that are not in the body of the response: an extension of the response, taken once.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ pub(crate) struct Upgrade(Arc<Mutex<Option<Ends>>>);
 
 struct Ends {
     client: OnUpgrade,
-    to_etcd: WriteHalf<Etcd>,
+    to_etcd: WriteHalf<EtcdConnection>,
 }
 
 impl fmt::Debug for Upgrade {
@@ -60,7 +60,7 @@ impl Upgrade {
         etcd: Upgraded,
         cluster_state: &Arc<ClusterState>,
         held: H,
-    ) -> (Upgrade, FromEtcd<ReadHalf<Etcd>, H>) {
+    ) -> (Upgrade, FromEtcd<ReadHalf<EtcdConnection>, H>) {
         let (from_etcd, to_etcd) = tokio::io::split(TokioIo::new(etcd));
         let source = FromEtcd {
             stream: from_etcd,

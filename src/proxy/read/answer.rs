@@ -35,7 +35,7 @@ impl MemoryAnswer {
 }
 
 /// Header that was proven for one read, and where its entries are.
-pub(super) struct Proven<'a> {
+pub(super) struct ProvenRead<'a> {
     pub(super) mirror: &'a Mirror,
     /// Keys at the header's revision. Not used by a read at a past revision, whose keys the mirror's history has.
     pub(super) newest: Tree,
@@ -66,11 +66,11 @@ pub(super) enum Basis {
 /// Reason for which etcd has to respond.
 pub(super) fn answer(
     query: &RangeQuery,
-    proven: Proven<'_>,
+    proven: ProvenRead<'_>,
     version: Version,
     cluster_state: &ClusterState,
 ) -> Result<MemoryAnswer, Reason> {
-    let Proven {
+    let ProvenRead {
         mirror,
         newest,
         history,

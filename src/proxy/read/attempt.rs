@@ -4,7 +4,7 @@
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Basis, MemoryAnswer, Proven, answer};
+use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
 use crate::mirror::freshness::{Proof, Unproven};
@@ -133,7 +133,7 @@ impl<'a> ReadAttempt<'a> {
             .identity()
             .filter(|_| cluster_state.auth() == Auth::Off)
             .ok_or(Reason::Auth)?;
-        self.select(Proven {
+        self.select(ProvenRead {
             mirror: self.mirror,
             history,
             header: ResponseHeader {
@@ -163,7 +163,7 @@ impl<'a> ReadAttempt<'a> {
         let revision = proof.header.revision;
         self.record.record_proven(self.mirror, revision, waited);
         tracing::debug!(revision, waited, "proven at a past revision");
-        self.select(Proven {
+        self.select(ProvenRead {
             mirror: self.mirror,
             newest: view.tree,
             history: proof.history,
@@ -177,7 +177,7 @@ impl<'a> ReadAttempt<'a> {
     ///
     /// # Errors
     /// Reason for which etcd has to respond.
-    pub(super) fn select(&self, proven: Proven<'a>) -> Result<MemoryAnswer, Reason> {
+    pub(super) fn select(&self, proven: ProvenRead<'a>) -> Result<MemoryAnswer, Reason> {
         let cluster_state = &self.proxy.mirrors.cluster_state;
         answer(&self.request.query, proven, self.version, cluster_state)
     }

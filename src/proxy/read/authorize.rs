@@ -1,6 +1,6 @@
 //! **prove** for a caller whose permissions must be checked (I8): etcd authorizes the read, memory answers it.
 
-use super::answer::{Basis, MemoryAnswer, Proven};
+use super::answer::{Basis, MemoryAnswer, ProvenRead};
 use super::attempt::{ReadAttempt, answer_unproven};
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::view::ViewAtError;
@@ -56,7 +56,7 @@ pub(super) async fn answer_authorized(
     };
     attempt.record.record_proven(mirror, granted.revision, waited);
     tracing::debug!(revision = granted.revision, waited, "authorized");
-    attempt.select(Proven {
+    attempt.select(ProvenRead {
         mirror,
         newest,
         history: proof.history,

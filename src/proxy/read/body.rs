@@ -37,27 +37,27 @@ pub(in crate::proxy) enum EntrySource<'a> {
 
 /// Guard that keeps the entries of a response in memory.
 #[derive(Debug)]
-enum Kept {
+enum KeptEntries {
     View(Option<HeldView>),
     Bytes { _held: HeldBytes },
 }
 
 impl EntrySource<'_> {
-    fn keep(self) -> Kept {
+    fn keep(self) -> KeptEntries {
         match self {
             EntrySource::Mirror { mirror, is_past } => {
-                Kept::View(mirror.map(|mirror| mirror.hold_view(is_past)))
+                KeptEntries::View(mirror.map(|mirror| mirror.hold_view(is_past)))
             }
-            EntrySource::Series(held) => Kept::Bytes { _held: held },
+            EntrySource::Series(held) => KeptEntries::Bytes { _held: held },
         }
     }
 }
 
-impl Kept {
+impl KeptEntries {
     fn view(&self) -> Option<&HeldView> {
         match self {
-            Kept::View(view) => view.as_ref(),
-            Kept::Bytes { .. } => None,
+            KeptEntries::View(view) => view.as_ref(),
+            KeptEntries::Bytes { .. } => None,
         }
     }
 }
@@ -111,7 +111,7 @@ pub(super) fn json_body(mut answer: JsonAnswer, entries: EntrySource<'_>) -> (Re
 struct JsonBody {
     first: Option<String>,
     answer: JsonAnswer,
-    kept: Kept,
+    kept: KeptEntries,
 }
 
 impl BodySource for JsonBody {
@@ -131,7 +131,7 @@ impl BodySource for JsonBody {
 struct AnswerBody {
     prefix: Option<Bytes>,
     answer: Answer,
-    kept: Kept,
+    kept: KeptEntries,
     trailers_sent: bool,
 }
 
@@ -169,7 +169,7 @@ struct ChunksBody {
     /// Rest of the chunk whose head was sent already.
     current: Option<Answer>,
     trailers_sent: bool,
-    kept: Kept,
+    kept: KeptEntries,
 }
 
 impl BodySource for ChunksBody {

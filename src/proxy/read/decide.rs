@@ -10,7 +10,7 @@ use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use crate::mirror::history::Auth;
 use crate::mirror::view::Mirror;
 use crate::proxy::call::CallRecord;
-use crate::proxy::handles::{Client, Protocol, Proxy};
+use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use crate::telemetry::Reason;
 
 /// Answers the read from memory if it may be. It came by `protocol`.
@@ -19,7 +19,7 @@ use crate::telemetry::Reason;
 /// Reason for which etcd has to respond.
 pub(super) async fn decide(
     client: &Client,
-    protocol: Protocol,
+    protocol: CallProtocol,
     request: &ReadRequest,
     record: &mut CallRecord,
 ) -> Result<MemoryAnswer, Reason> {
@@ -137,7 +137,7 @@ fn is_within(proxy: &Proxy, mirror: Option<&Mirror>, bounds: ReadBounds) -> bool
 
 fn plan_inputs<'a>(
     client: &Client,
-    protocol: Protocol,
+    protocol: CallProtocol,
     mirror: Option<&'a Mirror>,
     metadata: &CallMetadata,
     bounds: ReadBounds,

@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
-use super::serve::{Received, TooLong, WireFormat};
+use super::serve::{ReceivedRead, TooLong, WireFormat};
 use crate::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
@@ -16,7 +16,7 @@ use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
-use crate::proxy::handles::{Protocol, Proxy};
+use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
@@ -62,7 +62,7 @@ pub(in crate::proxy) trait GrpcMethod: Default {
 
 impl<M: GrpcMethod> WireFormat for M {
     const KIND: Kind = <M as GrpcMethod>::KIND;
-    const PROTOCOL: Protocol = Protocol::Grpc;
+    const PROTOCOL: CallProtocol = CallProtocol::Grpc;
     const IS_COMPARED: bool = <M as GrpcMethod>::IS_COMPARED;
     type Original = Original;
 
@@ -73,7 +73,7 @@ impl<M: GrpcMethod> WireFormat for M {
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
-    ) -> Result<Received<M>, Box<CallResult>> {
+    ) -> Result<ReceivedRead<M>, Box<CallResult>> {
         let method = M::METHOD;
         let (mut parts, body) = request.into_parts();
         let deadline = record.begun() + proxy.request_timeout;
@@ -133,7 +133,7 @@ impl<M: GrpcMethod> WireFormat for M {
             let result = Box::pin(forwarding).await;
             return Err(Box::new(result));
         };
-        Ok(Received {
+        Ok(ReceivedRead {
             request: ReadRequest {
                 query,
                 metadata,

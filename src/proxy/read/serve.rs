@@ -16,7 +16,7 @@ use crate::grpc::Status;
 use crate::keyspace::figure_prefix;
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
-use crate::proxy::handles::{Client, Protocol, Proxy};
+use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
@@ -25,7 +25,7 @@ use crate::telemetry::{Outcome, Reason};
 pub(in crate::proxy) trait WireFormat: Sized {
     /// The kind of read that metrics count.
     const KIND: Kind;
-    const PROTOCOL: Protocol;
+    const PROTOCOL: CallProtocol;
     /// Whether etcd's responses can be compared with memory's (`--shadow`).
     const IS_COMPARED: bool;
     /// The unchanged request, for etcd, but for what [`ReadRequest`] has.
@@ -40,7 +40,7 @@ pub(in crate::proxy) trait WireFormat: Sized {
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
-    ) -> Result<Received<Self>, Box<CallResult>>;
+    ) -> Result<ReceivedRead<Self>, Box<CallResult>>;
 
     /// The status with which etcd refuses `query` in this format alone; `None` if it does not.
     fn refusal(_query: &RangeQuery) -> Option<Status> {
@@ -74,7 +74,7 @@ pub(in crate::proxy) trait WireFormat: Sized {
 }
 
 /// A read whose request was understood.
-pub(in crate::proxy) struct Received<W: WireFormat> {
+pub(in crate::proxy) struct ReceivedRead<W: WireFormat> {
     pub(super) request: ReadRequest,
     pub(super) format: W,
     pub(super) original: W::Original,
@@ -184,12 +184,12 @@ fn respond<W: WireFormat>(
 /// member of etcd answers, the response may be a stale one from memory.
 async fn fetch<W: WireFormat>(
     proxy: &Proxy,
-    received: Received<W>,
+    received: ReceivedRead<W>,
     (reason, turn): (Reason, Option<OwnedSemaphorePermit>),
     call: &CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
-    let Received {
+    let ReceivedRead {
         mut request,
         format,
         original,

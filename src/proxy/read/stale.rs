@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::answer::{Basis, MemoryAnswer, Proven, answer};
+use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
 use super::attempt::ReadRequest;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::StaleView;
@@ -55,7 +55,7 @@ impl<'a> StaleRead<'a> {
             revision: view.revision,
             ..*cluster_state.identity()?
         };
-        let proven = Proven {
+        let proven = ProvenRead {
             mirror,
             newest: view.tree,
             history: view.history,

@@ -11,7 +11,7 @@ use super::message::control;
 use super::plan::Refusal;
 use super::receive::Requests;
 use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
-use super::stream::Stream;
+use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::cache::{ResponseHeader, Rope, WatchFields};
 use crate::grpc::{Method, Status};
@@ -24,7 +24,7 @@ use crate::telemetry::metrics::Counted;
 /// The client's side of one stream.
 #[derive(Debug)]
 pub(super) struct Downstream {
-    pub(super) stream: Stream,
+    pub(super) stream: StreamContext,
     stop: Option<StopSignal>,
     /// Deadline of the client's `grpc-timeout`.
     expires: Option<Pin<Box<Sleep>>>,
@@ -54,7 +54,7 @@ pub(super) struct Downstream {
 impl Downstream {
     /// The client's side of a `stream` that has `arrived`, and whose first request stays in `requests`.
     pub(super) fn new(
-        stream: Stream,
+        stream: StreamContext,
         requests: Requests,
         bytes: StreamBytes,
         arrived: Instant,

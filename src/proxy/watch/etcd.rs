@@ -11,7 +11,7 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::downstream::Downstream;
-use super::etcd_stream::{EtcdStream, Next};
+use super::etcd_stream::{EtcdStream, StreamStep};
 use super::plan::Refusal;
 use super::receive::Received;
 use super::relay::Relay;
@@ -95,9 +95,9 @@ impl EtcdSource {
                 // A response may have let the next request pass.
                 Poll::Pending if unanswered != self.stream.relay.unanswered() => {}
                 Poll::Pending => return Ok(Poll::Pending),
-                Poll::Ready(Next::Data(data)) => return sent(Frame::data(data.into())),
-                Poll::Ready(Next::Barrier(revision)) => self.join_at(down, revision),
-                Poll::Ready(Next::Cancel {
+                Poll::Ready(StreamStep::Data(data)) => return sent(Frame::data(data.into())),
+                Poll::Ready(StreamStep::Barrier(revision)) => self.join_at(down, revision),
+                Poll::Ready(StreamStep::Cancel {
                     id,
                     reason,
                     compact_revision,
@@ -113,12 +113,12 @@ impl EtcdSource {
                     });
                 }
                 // Otherwise etcd ends the watchers as it sees fit. The stream does not return.
-                Poll::Ready(Next::Replaced) if self.stream.relay.has_watchers_of_memory() => {
+                Poll::Ready(StreamStep::Replaced) if self.stream.relay.has_watchers_of_memory() => {
                     return Err(Left::Replaced);
                 }
-                Poll::Ready(Next::Replaced) => {}
-                Poll::Ready(Next::End(trailers)) => return sent(Frame::trailers(trailers)),
-                Poll::Ready(Next::Abort(error)) => return Ok(Poll::Ready(Some(Err(error)))),
+                Poll::Ready(StreamStep::Replaced) => {}
+                Poll::Ready(StreamStep::End(trailers)) => return sent(Frame::trailers(trailers)),
+                Poll::Ready(StreamStep::Abort(error)) => return Ok(Poll::Ready(Some(Err(error)))),
             }
         }
     }

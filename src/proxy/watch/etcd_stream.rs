@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
 use super::carried::{creates, wire};
-use super::relay::{Relay, Verdict};
+use super::relay::{Relay, RelayAction};
 use super::request::WatchRequest;
 use super::tap::{Head, Parsed, last_event};
 use crate::etcdserverpb::watch_request::RequestUnion;
@@ -55,14 +55,14 @@ impl From<Result<UpstreamResponse, SendError>> for Opened {
     }
 }
 
-type Opening = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
+type OpeningFuture = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
 
 /// Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
     pub(super) relay: Relay,
     /// `None` once the client has closed its half.
     requests: Option<PollSender<Bytes>>,
-    opening: Option<Opening>,
+    opening: Option<OpeningFuture>,
     response: Option<(Incoming, InFlight)>,
     /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
     turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
@@ -83,7 +83,7 @@ pub(super) struct EtcdStream {
 
 /// Next item of a stream at etcd.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(super) enum StreamStep {
     /// Bytes for the client.
     Data(Bytes),
     /// A cancel that etcd's refusal becomes.
@@ -240,7 +240,7 @@ impl EtcdStream {
     }
 
     /// Polls for the next bytes or the end. The client has room for them.
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<StreamStep> {
         self.held.shrink_to(0);
         loop {
             if !self.count_window() {
@@ -280,29 +280,29 @@ impl EtcdStream {
                     Ok(data) => self.buffer.extend_from_slice(&data),
                     Err(frame) => {
                         let trailers = frame.into_trailers().unwrap_or_default();
-                        return Poll::Ready(Next::End(status_in(&trailers)));
+                        return Poll::Ready(StreamStep::End(status_in(&trailers)));
                     }
                 },
                 Poll::Ready(None) => return Poll::Ready(interrupted()),
                 Poll::Ready(Some(Err(error))) if self.is_in_message() => {
-                    return Poll::Ready(Next::Abort(error.into()));
+                    return Poll::Ready(StreamStep::Abort(error.into()));
                 }
                 Poll::Ready(Some(Err(error))) => {
                     let status = Status::ConnectionLost(error.to_string());
-                    return Poll::Ready(Next::End(status.trailers()));
+                    return Poll::Ready(StreamStep::End(status.trailers()));
                 }
             }
         }
     }
 
     /// Begins to read the response; returns the end if there is none.
-    fn begin(&mut self, opened: Opened) -> Option<Next> {
+    fn begin(&mut self, opened: Opened) -> Option<StreamStep> {
         match opened {
-            Opened::Unusable if !self.is_of_current_history() => return Some(Next::Replaced),
+            Opened::Unusable if !self.is_of_current_history() => return Some(StreamStep::Replaced),
             Opened::Unusable => return Some(interrupted()),
-            Opened::Failed(error) => return Some(Next::End(error.status().trailers())),
+            Opened::Failed(error) => return Some(StreamStep::End(error.status().trailers())),
             Opened::Response(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
-                return Some(Next::End(status_in(opened.response.headers())));
+                return Some(StreamStep::End(status_in(opened.response.headers())));
             }
             Opened::Response(opened) => {
                 self.response = Some((opened.response.into_body(), opened.in_flight));
@@ -323,23 +323,23 @@ impl EtcdStream {
     }
 
     /// The end of a stream that its client reads too slowly. etcd's clients connect again, and resume.
-    fn unread(&self) -> Next {
+    fn unread(&self) -> StreamStep {
         if self.is_in_message() {
-            Next::Abort(BudgetExceeded.into())
+            StreamStep::Abort(BudgetExceeded.into())
         } else {
-            Next::End(Status::UnreadStream.trailers())
+            StreamStep::End(Status::UnreadStream.trailers())
         }
     }
 
     /// The next thing in the bytes that have arrived; `None` if more are needed.
-    fn next_buffered(&mut self) -> Option<Next> {
+    fn next_buffered(&mut self) -> Option<StreamStep> {
         loop {
             let (rest, passes) = self.rest;
             if rest == 0
                 && let Some(revision) = self.barrier.take()
             {
                 self.relay.reach_barrier();
-                return Some(Next::Barrier(revision));
+                return Some(StreamStep::Barrier(revision));
             }
             if self.buffer.is_empty() {
                 return None;
@@ -349,7 +349,7 @@ impl EtcdStream {
                 self.rest.0 -= taken;
                 let bytes = self.buffer.split_to(taken);
                 if passes {
-                    return Some(Next::Data(bytes.freeze()));
+                    return Some(StreamStep::Data(bytes.freeze()));
                 }
                 continue;
             }
@@ -388,12 +388,12 @@ impl EtcdStream {
     }
 
     /// Does with the message of `framed_bytes` at the front of the buffer what was decided.
-    fn apply(&mut self, verdict: Verdict, head: &Head, framed_bytes: usize) -> Option<Next> {
-        if let Verdict::Barrier { revision, .. } = verdict {
+    fn apply(&mut self, verdict: RelayAction, head: &Head, framed_bytes: usize) -> Option<StreamStep> {
+        if let RelayAction::Barrier { revision, .. } = verdict {
             self.barrier = Some(revision);
         }
         match verdict {
-            Verdict::Pass | Verdict::Barrier { is_owed: true, .. } => {
+            RelayAction::Pass | RelayAction::Barrier { is_owed: true, .. } => {
                 if head.revision > 0 {
                     // Before a byte leaves (I11).
                     let (cluster_id, revision) = (head.cluster_id, head.revision);
@@ -403,21 +403,23 @@ impl EtcdStream {
                 self.relay.record_sent(head.watch_id, Instant::now());
                 self.rest = (framed_bytes, true);
             }
-            Verdict::Drop | Verdict::Barrier { is_owed: false, .. } => self.rest = (framed_bytes, false),
-            Verdict::DropThrough(through) => self.drop_through = Some(through),
-            Verdict::Cancel {
+            RelayAction::Drop | RelayAction::Barrier { is_owed: false, .. } => {
+                self.rest = (framed_bytes, false)
+            }
+            RelayAction::DropThrough(through) => self.drop_through = Some(through),
+            RelayAction::Cancel {
                 id,
                 reason,
                 compact_revision,
             } => {
                 self.rest = (framed_bytes, false);
-                return Some(Next::Cancel {
+                return Some(StreamStep::Cancel {
                     id,
                     reason,
                     compact_revision,
                 });
             }
-            Verdict::End => return Some(interrupted()),
+            RelayAction::End => return Some(interrupted()),
         }
         None
     }
@@ -437,8 +439,8 @@ pub(super) fn encode(union: RequestUnion) -> Bytes {
 }
 
 /// The end after which etcd's clients connect again and resume.
-fn interrupted() -> Next {
-    Next::End(Status::WatchInterrupted.trailers())
+fn interrupted() -> StreamStep {
+    StreamStep::End(Status::WatchInterrupted.trailers())
 }
 
 /// The fields of a status.

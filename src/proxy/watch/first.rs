@@ -3,8 +3,8 @@
 use super::receive::{Received, Requests};
 use super::request::{Create, WatchRequest};
 use super::session::First;
-use super::start::Answer;
-use super::stream::{Planned, Stream};
+use super::start::CreateAnswer;
+use super::stream::{Planned, StreamContext};
 use crate::grpc::Status;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Client;
@@ -26,7 +26,7 @@ impl From<Reason> for Declined {
 
 /// Reads the first request and starts its watcher. The request stays in `requests`.
 pub(super) async fn first_create(
-    stream: &Stream,
+    stream: &StreamContext,
     requests: &mut Requests,
     record: &mut CallRecord,
 ) -> Result<(Create, First), Declined> {
@@ -55,8 +55,8 @@ pub(super) async fn first_create(
                 starting.as_mut().poll(cx)
             });
             match started.await? {
-                Answer::Started(started) => First::Started(started),
-                Answer::Compacted(revision) => First::Compacted(revision),
+                CreateAnswer::Started(started) => First::Started(started),
+                CreateAnswer::Compacted(revision) => First::Compacted(revision),
             }
         }
     };

@@ -18,13 +18,13 @@ use super::progress::Progress;
 use super::receive::Received;
 use super::refusal::refusal;
 use super::request::{Create, WatchRequest};
-use super::start::{Answer, Started};
+use super::start::{CreateAnswer, Started};
 use super::stream::Planned;
 use super::watchers::{Watcher, Watchers};
 use crate::cache::{Rope, WatchFields};
 use crate::grpc::Status;
 use crate::mirror::Mirrors;
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 use crate::mirror::watch_hub::Taken;
 use crate::proxy::response::Polled;
 use crate::telemetry::Reason;
@@ -105,7 +105,7 @@ impl PendingLeave {
 /// A create request whose watcher is being started.
 struct Starting {
     create: Create,
-    started: Pin<Box<dyn Future<Output = Result<Answer, NotStarted>> + Send>>,
+    started: Pin<Box<dyn Future<Output = Result<CreateAnswer, NotStarted>> + Send>>,
 }
 
 impl fmt::Debug for Starting {
@@ -305,11 +305,11 @@ impl MemorySource {
         &mut self,
         down: &mut Downstream,
         create: Create,
-        started: Result<Answer, NotStarted>,
+        started: Result<CreateAnswer, NotStarted>,
     ) -> Result<(), Leave> {
         match started {
-            Ok(Answer::Started(started)) => self.created(down, create, started),
-            Ok(Answer::Compacted(revision)) => self.created_compacted(down, &create, revision),
+            Ok(CreateAnswer::Started(started)) => self.created(down, create, started),
+            Ok(CreateAnswer::Compacted(revision)) => self.created_compacted(down, &create, revision),
             Err(NotStarted::Refused(response)) => down.pass_refusal(response),
             Err(NotStarted::For(reason)) => return self.not_started(down, create, reason),
             Err(NotStarted::NotRefused(reason)) => return Err(Leave::after(reason, create)),
@@ -517,19 +517,19 @@ impl MemorySource {
     }
 
     /// Handles the end of a watcher's events.
-    fn ended(&mut self, down: &mut Downstream, id: i64, ended: Ended) -> Result<(), Leave> {
+    fn ended(&mut self, down: &mut Downstream, id: i64, ended: ReaderEnd) -> Result<(), Leave> {
         let watcher = self.watchers.get(id);
         let next = watcher.map_or(0, |watcher| watcher.reader.covered() + 1);
         match ended {
-            Ended::Compacted { compact_revision } if next < compact_revision => {
+            ReaderEnd::Compacted { compact_revision } if next < compact_revision => {
                 self.cancel_compacted(down, id, compact_revision, "compacted");
             }
-            Ended::Replaced { revision } => self.cancel_compacted(down, id, revision.max(1), "replaced"),
-            Ended::Compacted { .. } => return Err(Reason::Loading.into()),
-            Ended::Trimmed => return Err(Reason::NotFresh.into()),
+            ReaderEnd::Replaced { revision } => self.cancel_compacted(down, id, revision.max(1), "replaced"),
+            ReaderEnd::Compacted { .. } => return Err(Reason::Loading.into()),
+            ReaderEnd::Trimmed => return Err(Reason::NotFresh.into()),
             // Its client can use another endpoint.
-            Ended::FeedLost => down.interrupt(Reason::FeedLost),
-            Ended::Dropped(reason) => {
+            ReaderEnd::FeedLost => down.interrupt(Reason::FeedLost),
+            ReaderEnd::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
                 return Err(match reason {
                     Reason::ForwardAll | Reason::NotMirrored => reason.into(),

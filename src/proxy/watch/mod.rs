@@ -59,7 +59,7 @@ use tokio::time::Instant;
 
 use super::call::CallRecord;
 use super::forward::forward_endless;
-use super::handles::{Client, Protocol};
+use super::handles::{CallProtocol, Client};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::grpc::{CallMetadata, Method};
 use crate::telemetry::Reason;
@@ -68,7 +68,7 @@ use first::{Declined, first_create, record_forwarded};
 pub(super) use json::{may_serve_json, watch_json};
 use receive::Requests;
 use session::Session;
-use stream::Stream;
+use stream::StreamContext;
 use stream_bytes::StreamBytes;
 
 /// The metadata of a Watch stream with these headers, if it may be served from memory, as far as that is known before its
@@ -92,11 +92,11 @@ pub(super) async fn watch(
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
-    let mut stream = Stream::new(
+    let mut stream = StreamContext::new(
         client,
         &parts.headers,
         &metadata,
-        Protocol::Grpc,
+        CallProtocol::Grpc,
         record.create_spans(),
     );
     let content_type = metadata.content_type;

@@ -8,7 +8,7 @@ use crate::upstream::{Version, gates};
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PlanInputs {
+pub(super) struct CreatePlanInputs {
     /// Another watcher of the stream has the id that the client chose.
     pub(super) is_id_taken: bool,
     pub(super) auth: Auth,
@@ -27,7 +27,7 @@ pub(super) struct PlanInputs {
     pub(super) compacted: i64,
 }
 
-impl PlanInputs {
+impl CreatePlanInputs {
     /// Whether etcd has to authorize the caller before memory serves the watcher.
     pub(super) fn authorizes(&self) -> bool {
         self.has_credentials || self.auth == Auth::On
@@ -36,7 +36,7 @@ impl PlanInputs {
 
 /// Plan of the answer to a create request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(super) enum CreatePlan {
     /// Refused as etcd refuses it; nothing is created.
     Refuse(Refusal),
     /// From memory, with the events after a revision that a quorum check proves.
@@ -82,15 +82,15 @@ const NEGATIVE_START_REFUSED: [Version; 3] = [
 
 /// Plans the answer to `create`. **I1, forward by default**: etcd answers unless every condition for memory is known to
 /// hold.
-pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
+pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> CreatePlan {
     let Some(version) = inputs.version else {
-        return Plan::Etcd(Reason::VersionUnknown);
+        return CreatePlan::Etcd(Reason::VersionUnknown);
     };
     if create.start_revision < 0 {
         return if refuses_negative_start(version) {
-            Plan::Refuse(Refusal::NegativeStart)
+            CreatePlan::Refuse(Refusal::NegativeStart)
         } else {
-            Plan::Etcd(Reason::VersionGate)
+            CreatePlan::Etcd(Reason::VersionGate)
         };
     }
     // Only etcd can check credentials (I8), even while auth seems to be off.
@@ -99,33 +99,35 @@ pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
     // etcd checks rights first: it decides which refusal a caller gets.
     let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted(create, inputs);
     if inputs.auth == Auth::Unknown || has_no_user || (authorizes && is_refused) {
-        return Plan::Etcd(Reason::Auth);
+        return CreatePlan::Etcd(Reason::Auth);
     }
     if create.is_empty_range() {
-        return Plan::Refuse(Refusal::EmptyRange);
+        return CreatePlan::Refuse(Refusal::EmptyRange);
     }
     if inputs.is_id_taken {
-        return Plan::Refuse(Refusal::DuplicateId);
+        return CreatePlan::Refuse(Refusal::DuplicateId);
     }
     match inputs.mirror_revision {
-        None => return Plan::Etcd(Reason::NotMirrored),
-        Some(_) if !gates::DELETES_AT_COMPACTION.is_open(version) => return Plan::Etcd(Reason::VersionGate),
-        Some(Err(reason)) => return Plan::Etcd(reason),
+        None => return CreatePlan::Etcd(Reason::NotMirrored),
+        Some(_) if !gates::DELETES_AT_COMPACTION.is_open(version) => {
+            return CreatePlan::Etcd(Reason::VersionGate);
+        }
+        Some(Err(reason)) => return CreatePlan::Etcd(reason),
         Some(Ok(_)) => {}
     }
     if authorizes {
-        Plan::Authorize
+        CreatePlan::Authorize
     } else if create.start_revision == 0 {
-        Plan::FromNow
+        CreatePlan::FromNow
     } else if is_compacted(create, inputs) {
-        Plan::Compacted(inputs.compacted)
+        CreatePlan::Compacted(inputs.compacted)
     } else {
-        Plan::From(create.start_revision)
+        CreatePlan::From(create.start_revision)
     }
 }
 
 /// Whether etcd has compacted events that the watcher starts with.
-fn is_compacted(create: &Create, inputs: &PlanInputs) -> bool {
+fn is_compacted(create: &Create, inputs: &CreatePlanInputs) -> bool {
     create.start_revision != 0 && create.start_revision < inputs.compacted
 }
 
@@ -141,7 +143,7 @@ fn refuses_negative_start(version: Version) -> bool {
 mod tests {
     use super::*;
 
-    const INPUTS: PlanInputs = PlanInputs {
+    const INPUTS: CreatePlanInputs = CreatePlanInputs {
         is_id_taken: false,
         auth: Auth::Off,
         has_own_user: false,
@@ -161,22 +163,30 @@ mod tests {
 
     #[test]
     fn creates_are_planned_by_the_table() {
-        type Change = fn(&mut Create, &mut PlanInputs);
-        let etcd = Plan::Etcd;
-        let refuse = Plan::Refuse;
-        let cases: &[(&str, Change, Plan)] = &[
-            ("from now", |_, _| (), Plan::FromNow),
-            ("future", |create, _| create.start_revision = 101, Plan::From(101)),
-            ("past", |create, _| create.start_revision = 50, Plan::From(50)),
+        type Change = fn(&mut Create, &mut CreatePlanInputs);
+        let etcd = CreatePlan::Etcd;
+        let refuse = CreatePlan::Refuse;
+        let cases: &[(&str, Change, CreatePlan)] = &[
+            ("from now", |_, _| (), CreatePlan::FromNow),
+            (
+                "future",
+                |create, _| create.start_revision = 101,
+                CreatePlan::From(101),
+            ),
+            (
+                "past",
+                |create, _| create.start_revision = 50,
+                CreatePlan::From(50),
+            ),
             (
                 "at the compaction",
                 |create, _| create.start_revision = 40,
-                Plan::From(40),
+                CreatePlan::From(40),
             ),
             (
                 "below it",
                 |create, _| create.start_revision = 39,
-                Plan::Compacted(40),
+                CreatePlan::Compacted(40),
             ),
             (
                 "negative",
@@ -212,7 +222,7 @@ mod tests {
             (
                 "auth on",
                 |_, inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
-                Plan::Authorize,
+                CreatePlan::Authorize,
             ),
             (
                 "auth on, taken for another user",
@@ -229,7 +239,7 @@ mod tests {
             (
                 "credentials",
                 |_, inputs| inputs.has_credentials = true,
-                Plan::Authorize,
+                CreatePlan::Authorize,
             ),
             (
                 "credentials for other keys",

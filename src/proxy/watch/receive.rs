@@ -9,7 +9,7 @@ use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
-use super::request::{MAX_MESSAGE_BYTES, NotUnderstood, WatchRequest};
+use super::request::{MAX_MESSAGE_BYTES, UnknownRequest, WatchRequest};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::upstream::Outgoing;
 use crate::wake_gated::WakeGated;
@@ -45,7 +45,7 @@ pub(super) struct Requests {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// A message, or one that only etcd can answer.
-    Message(Result<WatchRequest, NotUnderstood>),
+    Message(Result<WatchRequest, UnknownRequest>),
     /// The end of its half of the stream.
     End,
     /// A message that was not complete in time.
@@ -146,10 +146,10 @@ impl Requests {
     }
 
     /// The next message, if it is in the buffer.
-    fn buffered(&self) -> Option<Result<WatchRequest, NotUnderstood>> {
+    fn buffered(&self) -> Option<Result<WatchRequest, UnknownRequest>> {
         match first_message(&self.buffer) {
             Some((_, message)) => Some(message),
-            None => is_unusual(&self.buffer).then_some(Err(NotUnderstood)),
+            None => is_unusual(&self.buffer).then_some(Err(UnknownRequest)),
         }
     }
 
@@ -216,7 +216,7 @@ impl Requests {
 }
 
 /// The first message of `buffer` with its length, prefix included. `None` if it is not complete, or unusual.
-fn first_message(buffer: &[u8]) -> Option<(usize, Result<WatchRequest, NotUnderstood>)> {
+fn first_message(buffer: &[u8]) -> Option<(usize, Result<WatchRequest, UnknownRequest>)> {
     if is_unusual(buffer) {
         return None;
     }

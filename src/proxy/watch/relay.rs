@@ -18,7 +18,7 @@ mod returning;
 
 /// Decision about a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RelayAction {
     /// The client gets it, byte for byte.
     Pass,
     /// The client does not get it.
@@ -47,20 +47,20 @@ enum Pending {
     /// A watcher that came from memory.
     Carried(Carried),
     /// A create of the client, and what etcd had to answer before it.
-    Client(Create, Before),
+    Client(Create, EarlierRequests),
 }
 
 /// Progress requests that etcd got before a create, and may still answer: in its own time, and without having seen the
 /// watcher's events.
 #[derive(Clone, Copy, Debug, Default)]
-struct Before {
+struct EarlierRequests {
     /// The client's, and those of returns.
     requests: u32,
     /// The client's: etcd itself answers them like that.
     owed: u32,
 }
 
-impl Before {
+impl EarlierRequests {
     /// Records a response to a progress request; `is_passed` is whether the client gets it.
     fn answered(&mut self, is_passed: bool) {
         self.requests = self.requests.saturating_sub(1);
@@ -77,7 +77,7 @@ struct Relayed {
     /// Revision in the header of its `created`; 0 if it came from memory.
     created_at: i64,
     /// Progress requests before its create that etcd may still answer. One of them has a revision of at most `created_at`.
-    before: Before,
+    before: EarlierRequests,
     /// Time of the last event or notification that the client got, or of the creation; only of a watcher that asked for
     /// notifications.
     quiet_since: Option<Instant>,
@@ -277,7 +277,7 @@ impl Relay {
                     id => id,
                 };
                 self.held_bytes += create.watcher_bytes();
-                let before = Before {
+                let before = EarlierRequests {
                     requests: self.unanswered_progress,
                     owed: self.owed_progress,
                 };
@@ -307,10 +307,10 @@ impl Relay {
     }
 
     /// Decides about a response by its head.
-    pub(super) fn response(&mut self, head: &Head) -> Verdict {
+    pub(super) fn response(&mut self, head: &Head) -> RelayAction {
         let continues = self.fragment.take();
         if continues.is_some_and(|id| id != head.watch_id || head.first_event.is_none()) {
-            return Verdict::End;
+            return RelayAction::End;
         }
         if head.created {
             self.created(head)
@@ -325,18 +325,18 @@ impl Relay {
 
     /// Decides about a response of which only the key of the first event has arrived, as far as it was read. The stream
     /// stays at etcd from now on, which alone knows the revisions of such events.
-    pub(super) fn long_key(&mut self, head: &Head) -> Verdict {
+    pub(super) fn long_key(&mut self, head: &Head) -> RelayAction {
         let fence = self
             .watchers
             .get(&head.watch_id)
             .map_or(0, |watcher| watcher.fence);
         if fence > 0 || !self.has_continued() {
             // The client may have the event.
-            return Verdict::End;
+            return RelayAction::End;
         }
         self.pin();
         self.fragment = head.fragment.then_some(head.watch_id);
-        Verdict::Pass
+        RelayAction::Pass
     }
 
     /// Records that the client got a response about the watcher `id` at the time `now`.
@@ -348,16 +348,16 @@ impl Relay {
         }
     }
 
-    fn created(&mut self, head: &Head) -> Verdict {
+    fn created(&mut self, head: &Head) -> RelayAction {
         if self.is_pinned {
-            return Verdict::Pass;
+            return RelayAction::Pass;
         }
         match self.pending.pop_front() {
             // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
-            None => Verdict::End,
+            None => RelayAction::End,
             Some(Pending::Client(create, _)) if head.canceled => {
                 self.release_bytes(&create);
-                Verdict::Pass
+                RelayAction::Pass
             }
             Some(Pending::Client(create, before)) => {
                 let requested = create.watch_id;
@@ -365,7 +365,7 @@ impl Relay {
                 let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
                 let id = self.ids.allocate(requested, is_taken);
                 if id != Some(head.watch_id) {
-                    return Verdict::End;
+                    return RelayAction::End;
                 }
                 let relayed = Relayed {
                     create,
@@ -377,7 +377,7 @@ impl Relay {
                     is_compacted: false,
                 };
                 self.watchers.insert(head.watch_id, relayed);
-                Verdict::Pass
+                RelayAction::Pass
             }
             Some(Pending::Carried(watcher)) if head.canceled => {
                 self.release_bytes(&watcher.create);
@@ -388,15 +388,15 @@ impl Relay {
                     create: watcher.create,
                     fence: watcher.through,
                     created_at: 0,
-                    before: Before::default(),
+                    before: EarlierRequests::default(),
                     quiet_since: watcher.quiet_since,
                     is_from_memory: true,
                     is_compacted: false,
                 };
                 self.watchers.insert(watcher.id, relayed);
-                Verdict::Drop
+                RelayAction::Drop
             }
-            Some(Pending::Carried(_)) => Verdict::End,
+            Some(Pending::Carried(_)) => RelayAction::End,
         }
     }
 
@@ -404,7 +404,7 @@ impl Relay {
         self.held_bytes = self.held_bytes.saturating_sub(create.watcher_bytes());
     }
 
-    fn canceled(&mut self, head: &Head) -> Verdict {
+    fn canceled(&mut self, head: &Head) -> RelayAction {
         self.cancels.remove(&head.watch_id);
         self.ids_may_differ |= self.is_pinned && !self.has_all_creates;
         if head.compact_revision == 0 {
@@ -414,19 +414,19 @@ impl Relay {
         } else if let Some(watcher) = self.watchers.get_mut(&head.watch_id) {
             watcher.is_compacted = true;
         }
-        Verdict::Pass
+        RelayAction::Pass
     }
 
-    fn progress(&mut self, head: &Head) -> Verdict {
+    fn progress(&mut self, head: &Head) -> RelayAction {
         if head.watch_id != NO_WATCHER {
             let fence = self
                 .watchers
                 .get(&head.watch_id)
                 .map_or(0, |watcher| watcher.fence);
             return if head.revision < fence.max(self.fence) {
-                Verdict::Drop
+                RelayAction::Drop
             } else {
-                Verdict::Pass
+                RelayAction::Pass
             };
         }
         let fences = self.watchers.values().map(|watcher| watcher.fence);
@@ -446,16 +446,16 @@ impl Relay {
         // etcd is silent while one of the watchers is cancelled for a compaction.
         let passes = is_owed && self.taken.is_empty();
         let verdict = if head.revision < fence || !self.has_continued() {
-            Verdict::Drop
+            RelayAction::Drop
         } else if self.is_barrier(head.revision) {
-            Verdict::Barrier {
+            RelayAction::Barrier {
                 revision: head.revision,
                 is_owed: passes,
             }
         } else if passes {
-            Verdict::Pass
+            RelayAction::Pass
         } else {
-            Verdict::Drop
+            RelayAction::Drop
         };
         self.count_progress(is_owed);
         verdict
@@ -487,39 +487,39 @@ impl Relay {
         }
     }
 
-    fn events(&mut self, head: &Head) -> Verdict {
+    fn events(&mut self, head: &Head) -> RelayAction {
         if head.fragment {
             self.fragment = Some(head.watch_id);
         }
         let (Some(watcher), Some(first)) = (self.watchers.get_mut(&head.watch_id), head.first_event) else {
             return if self.is_pinned {
-                Verdict::Pass
+                RelayAction::Pass
             } else {
-                Verdict::End
+                RelayAction::End
             };
         };
         // etcd sends what it had to tell before the watcher began before the watcher's events.
-        watcher.before = Before::default();
+        watcher.before = EarlierRequests::default();
         if first > watcher.fence {
             // From here on etcd sends revisions in their order.
             watcher.fence = 0;
             self.seen = self.seen.max(first);
-            return Verdict::Pass;
+            return RelayAction::Pass;
         }
-        Verdict::DropThrough(watcher.fence)
+        RelayAction::DropThrough(watcher.fence)
     }
 }
 
 /// Verdict on etcd's refusal to continue a watcher. After a refusal for rights clients connect again, with a new token
 /// if theirs has expired, whereas a cancel would be final.
-fn refused(id: i64, head: &Head) -> Verdict {
+fn refused(id: i64, head: &Head) -> RelayAction {
     let is_for_rights = ["permission", "auth", "token", "user name"]
         .iter()
         .any(|word| head.cancel_reason.contains(word));
     if is_for_rights {
-        return Verdict::End;
+        return RelayAction::End;
     }
-    Verdict::Cancel {
+    RelayAction::Cancel {
         id,
         reason: head.cancel_reason.clone(),
         compact_revision: head.compact_revision,

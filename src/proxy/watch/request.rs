@@ -60,21 +60,21 @@ pub(super) struct Options {
 
 /// The message is for etcd: it has a field or a value that rangecache does not know, or is not encoded canonically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotUnderstood;
+pub(super) struct UnknownRequest;
 
 impl WatchRequest {
     /// Decodes a message without its gRPC prefix.
     ///
     /// # Errors
-    /// [`NotUnderstood`].
-    pub(super) fn decode(message: &Bytes) -> Result<WatchRequest, NotUnderstood> {
+    /// [`UnknownRequest`].
+    pub(super) fn decode(message: &Bytes) -> Result<WatchRequest, UnknownRequest> {
         if message.len() > MAX_MESSAGE_BYTES {
-            return Err(NotUnderstood);
+            return Err(UnknownRequest);
         }
-        let request = Wire::decode(message.clone()).map_err(|_| NotUnderstood)?;
+        let request = Wire::decode(message.clone()).map_err(|_| UnknownRequest)?;
         // Unknown and repeated fields do not survive.
         if request.encode_to_vec() != *message {
-            return Err(NotUnderstood);
+            return Err(UnknownRequest);
         }
         Ok(match request.request_union {
             None => WatchRequest::Nothing,
@@ -86,10 +86,10 @@ impl WatchRequest {
 }
 
 impl Create {
-    fn from_wire(create: WatchCreateRequest) -> Result<Create, NotUnderstood> {
+    fn from_wire(create: WatchCreateRequest) -> Result<Create, UnknownRequest> {
         let is_unknown = |filter: &i32| !matches!(*filter, NO_PUT | NO_DELETE);
         if create.watch_id < 0 || create.filters.iter().any(is_unknown) {
-            return Err(NotUnderstood);
+            return Err(UnknownRequest);
         }
         Ok(Create {
             key: if create.key.is_empty() {
@@ -163,7 +163,7 @@ mod tests {
         Wire { request_union }.encode_to_vec().into()
     }
 
-    fn create(change: impl FnOnce(&mut WatchCreateRequest)) -> Result<WatchRequest, NotUnderstood> {
+    fn create(change: impl FnOnce(&mut WatchCreateRequest)) -> Result<WatchRequest, UnknownRequest> {
         let mut create = WatchCreateRequest {
             key: "k".into(),
             ..WatchCreateRequest::default()
@@ -217,7 +217,7 @@ mod tests {
         let filter = create(|create| create.filters = vec![2]);
         let long = create(|create| create.key = vec![0; MAX_MESSAGE_BYTES].into());
         for (what, decoded) in [("id", negative_id), ("filter", filter), ("length", long)] {
-            assert_eq!(decoded, Err(NotUnderstood), "{what}");
+            assert_eq!(decoded, Err(UnknownRequest), "{what}");
         }
         let raw = [
             ("unknown field of the message", vec![0x20, 1]),
@@ -231,7 +231,7 @@ mod tests {
             ("cut off", vec![0x0a, 9, 0x0a, 1]),
         ];
         for (what, bytes) in raw {
-            assert_eq!(WatchRequest::decode(&bytes.into()), Err(NotUnderstood), "{what}");
+            assert_eq!(WatchRequest::decode(&bytes.into()), Err(UnknownRequest), "{what}");
         }
     }
 

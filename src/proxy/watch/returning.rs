@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::carried::Carried;
 use super::start::{authorize, reason_of};
-use super::stream::Place;
+use super::stream::ServingMirror;
 use crate::mirror::freshness::Unproven;
 use crate::mirror::history::{Auth, HistoryId};
 use crate::mirror::watch_hub::{Join, Reader, Signal};
@@ -103,7 +103,7 @@ pub(super) async fn join(
     signal: &Arc<Signal>,
     history: HistoryId,
     caller: Option<&HeaderMap>,
-    mut watchers: Vec<(Place, Carried)>,
+    mut watchers: Vec<(ServingMirror, Carried)>,
 ) -> Result<Vec<Joined>, Reason> {
     if let Some(caller) = caller {
         authorize_all(client, caller, &watchers).await?;
@@ -149,7 +149,7 @@ pub(super) async fn join(
 async fn authorize_all(
     client: &Client,
     caller: &HeaderMap,
-    watchers: &[(Place, Carried)],
+    watchers: &[(ServingMirror, Carried)],
 ) -> Result<(), Reason> {
     for some in watchers.chunks(AUTHORIZATIONS) {
         let creates = some.iter().map(|(_, watcher)| &watcher.create);

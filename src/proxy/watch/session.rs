@@ -13,7 +13,7 @@ use super::plan::Refusal;
 use super::receive::Requests;
 use super::request::Create;
 use super::start::Started;
-use super::stream::Stream;
+use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::telemetry::Reason;
@@ -38,7 +38,7 @@ pub(super) struct Session {
 impl Session {
     /// A stream that memory serves, whose first request is `create`, and was received in `requests`.
     pub(super) fn begin(
-        stream: Stream,
+        stream: StreamContext,
         mut requests: Requests,
         bytes: StreamBytes,
         arrived: Instant,
@@ -62,7 +62,7 @@ impl Session {
 
     /// A stream that memory may serve once `reason` has passed; its first request stays in `requests`.
     pub(super) fn begin_at_etcd(
-        stream: Stream,
+        stream: StreamContext,
         requests: Requests,
         bytes: StreamBytes,
         arrived: Instant,

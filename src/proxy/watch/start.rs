@@ -40,7 +40,7 @@ pub(super) struct Started {
 
 /// Answer to a create request from memory.
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(super) enum CreateAnswer {
     Started(Started),
     /// etcd has compacted up to this revision what the watcher starts with.
     Compacted(i64),
@@ -58,7 +58,7 @@ pub(super) async fn start(
     create: Create,
     caller: Option<&HeaderMap>,
     mut check: Option<&mut Option<SpanContext>>,
-) -> Result<Answer, Reason> {
+) -> Result<CreateAnswer, Reason> {
     let mirrors = &client.proxy.mirrors;
     let cluster_state = &mirrors.cluster_state;
     let Some(mirror) = mirrors.at(mirror_position) else {
@@ -84,7 +84,7 @@ pub(super) async fn start(
                 let compacted = mirrors.compaction_above(mirror, past).await;
                 let compacted = compacted.ok_or(Reason::HistoryGone)?;
                 if create.start_revision < compacted {
-                    return Ok(Answer::Compacted(compacted));
+                    return Ok(CreateAnswer::Compacted(compacted));
                 }
                 // It may have been reported a while ago: the first revision is proven, too.
                 (past, prev_kv_after) = (create.start_revision, compacted);
@@ -110,7 +110,7 @@ pub(super) async fn start(
     if !cluster_state.record_served(reader.history(), header_revision) {
         return Err(Reason::HistoryReplaced);
     }
-    Ok(Answer::Started(Started {
+    Ok(CreateAnswer::Started(Started {
         reader,
         mirror: mirror_position,
         header_revision,

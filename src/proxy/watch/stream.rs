@@ -7,28 +7,28 @@ use std::time::Duration;
 use http::HeaderMap;
 use http::request::Parts;
 
-use super::plan::{Plan, PlanInputs, Refusal, plan};
+use super::plan::{CreatePlan, CreatePlanInputs, Refusal, plan};
 use super::request::Create;
-use super::start::{Answer, start};
+use super::start::{CreateAnswer, start};
 use crate::grpc::head::{head_bytes, kept_head};
 use crate::grpc::{CallMetadata, WATCH};
 use crate::keyspace::figure_prefix;
 use crate::mirror::history::Auth;
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::call::CreateSpans;
-use crate::proxy::handles::{Client, Protocol};
+use crate::proxy::handles::{CallProtocol, Client};
 use crate::telemetry::Reason;
 
 /// A stream as far as it does not change.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct StreamContext {
     pub(super) client: Arc<Client>,
     /// Wakes the stream.
     pub(super) signal: Arc<Signal>,
     /// Head of the client's request, as far as etcd gets it: for a call to etcd that continues the stream.
     pub(super) parts: Parts,
     pub(super) has_credentials: bool,
-    by: Protocol,
+    by: CallProtocol,
     /// The client's `grpc-timeout`.
     pub(super) timeout: Option<Duration>,
     /// The client asked for a member that has a leader.
@@ -39,7 +39,7 @@ pub(super) struct Stream {
 
 /// Mirror from which memory can serve a watcher, and whether etcd has to authorize the caller.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct ServingMirror {
     /// Position of the mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
     pub(super) mirror: usize,
     /// Whether etcd has to authorize the caller first (I8).
@@ -51,20 +51,20 @@ pub(super) enum Planned {
     Refuse(Refusal),
     Compacted(i64),
     /// The watcher is started from memory.
-    Start(Place),
+    Start(ServingMirror),
     Etcd(Reason),
 }
 
-impl Stream {
+impl StreamContext {
     /// The stream of a request with these `headers`, which came `by` the gateway or not, and which have this `metadata`.
     pub(super) fn new(
         client: &Arc<Client>,
         headers: &HeaderMap,
         metadata: &CallMetadata,
-        by: Protocol,
+        by: CallProtocol,
         spans: Option<Box<CreateSpans>>,
-    ) -> Stream {
-        Stream {
+    ) -> StreamContext {
+        StreamContext {
             client: Arc::clone(client),
             parts: kept_head(WATCH, headers),
             // A client is a connection, and its address is no other's while it is open.
@@ -87,7 +87,7 @@ impl Stream {
         let position = mirrors.position_holding(&interval);
         let mirror = position.and_then(|position| mirrors.at(position));
         let (auth, upstream) = (mirrors.cluster_state.auth(), &self.client.proxy.forward.upstream);
-        let inputs = PlanInputs {
+        let inputs = CreatePlanInputs {
             is_id_taken,
             auth,
             has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
@@ -97,23 +97,26 @@ impl Stream {
             version: upstream.lowest_version(),
             compacted: mirrors.cluster_state.compacted(),
         };
-        let start = |mirror, authorizes| Planned::Start(Place { mirror, authorizes });
+        let start = |mirror, authorizes| Planned::Start(ServingMirror { mirror, authorizes });
         match (plan(create, &inputs), position) {
-            (Plan::Refuse(refusal), _) => Planned::Refuse(refusal),
-            (Plan::Compacted(_), Some(mirror)) => match mirrors.reported_compaction(create.start_revision) {
-                Some(reported) => Planned::Compacted(reported),
-                // Only that it is compacted is known.
-                None => start(mirror, false),
-            },
-            (Plan::FromNow | Plan::From(_), Some(mirror)) => start(mirror, false),
-            (Plan::Authorize, Some(mirror)) => start(mirror, true),
-            // The feed is waited for.
-            (Plan::Etcd(Reason::FeedLost), Some(mirror)) => start(mirror, inputs.authorizes()),
-            (Plan::Etcd(reason), _) => Planned::Etcd(reason),
-            // Not reached: the plan leaves what no mirror holds to etcd.
-            (Plan::FromNow | Plan::From(_) | Plan::Authorize | Plan::Compacted(_), None) => {
-                Planned::Etcd(Reason::NotMirrored)
+            (CreatePlan::Refuse(refusal), _) => Planned::Refuse(refusal),
+            (CreatePlan::Compacted(_), Some(mirror)) => {
+                match mirrors.reported_compaction(create.start_revision) {
+                    Some(reported) => Planned::Compacted(reported),
+                    // Only that it is compacted is known.
+                    None => start(mirror, false),
+                }
             }
+            (CreatePlan::FromNow | CreatePlan::From(_), Some(mirror)) => start(mirror, false),
+            (CreatePlan::Authorize, Some(mirror)) => start(mirror, true),
+            // The feed is waited for.
+            (CreatePlan::Etcd(Reason::FeedLost), Some(mirror)) => start(mirror, inputs.authorizes()),
+            (CreatePlan::Etcd(reason), _) => Planned::Etcd(reason),
+            // Not reached: the plan leaves what no mirror holds to etcd.
+            (
+                CreatePlan::FromNow | CreatePlan::From(_) | CreatePlan::Authorize | CreatePlan::Compacted(_),
+                None,
+            ) => Planned::Etcd(Reason::NotMirrored),
         }
     }
 
@@ -128,12 +131,12 @@ impl Stream {
     }
 
     /// Metadata by which etcd authorizes the caller at `place`, if it has to.
-    pub(super) fn caller(&self, place: Place) -> Option<HeaderMap> {
+    pub(super) fn caller(&self, place: ServingMirror) -> Option<HeaderMap> {
         place.authorizes.then(|| self.parts.headers.clone())
     }
 
     /// Place at which the watcher of `create` can be continued now; `None` if only etcd can.
-    pub(super) fn place(&self, create: &Create) -> Option<Place> {
+    pub(super) fn place(&self, create: &Create) -> Option<ServingMirror> {
         let from_now = Create {
             start_revision: 0,
             watch_id: 0,
@@ -151,9 +154,9 @@ impl Stream {
     /// Starts the watcher of `create` at `place`.
     pub(super) fn start(
         &self,
-        place: Place,
+        place: ServingMirror,
         create: &Create,
-    ) -> Pin<Box<dyn Future<Output = Result<Answer, Reason>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<CreateAnswer, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
         if let Some(prefix) = figure_prefix(&create.key) {
             client.proxy.telemetry.metrics.prefixes.record_watch(prefix);

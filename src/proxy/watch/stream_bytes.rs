@@ -22,7 +22,7 @@ const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
 /// Longest wait for room, after which etcd continues the stream.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
 
-type Waiting = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
+type RoomFuture = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
 
 /// Bytes of one stream that count until dropped.
 pub(super) struct StreamBytes {
@@ -39,7 +39,7 @@ pub(super) struct StreamBytes {
     /// Frame that was produced last.
     frame: Option<Box<HeldBytes>>,
     /// Wait for the room of a message that was refused.
-    waiting: Option<Waiting>,
+    waiting: Option<RoomFuture>,
 }
 
 impl fmt::Debug for StreamBytes {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::carried::Carried;
 use super::request::Create;
 use super::start::Started;
-use super::stream::Stream;
+use super::stream::StreamContext;
 use crate::mirror::history::HistoryId;
 use crate::mirror::watch_hub::Reader;
 use crate::telemetry::metrics::Counted;
@@ -195,7 +195,7 @@ impl Watchers {
     }
 
     /// Lets the mirrors of those that `want_it` reach `target`, and wake the stream then.
-    pub(super) fn want(&self, stream: &Stream, target: i64, want_it: impl Fn(&Watcher) -> bool) {
+    pub(super) fn want(&self, stream: &StreamContext, target: i64, want_it: impl Fn(&Watcher) -> bool) {
         let mirrors = &stream.client.proxy.mirrors;
         for (position, mirror) in mirrors.positions() {
             let mut watchers = self.all();
@@ -209,7 +209,7 @@ impl Watchers {
     }
 
     /// Makes their mirrors learn etcd's revision, for a client that has read or written around rangecache.
-    pub(super) fn nudge(&self, stream: &Stream) {
+    pub(super) fn nudge(&self, stream: &StreamContext) {
         for (position, mirror) in stream.client.proxy.mirrors.positions() {
             if self.are_of(position) {
                 mirror.nudge();

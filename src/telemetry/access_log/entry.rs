@@ -14,7 +14,7 @@ pub const MAX_KEY_BYTES: usize = 2 << 10;
 
 /// Access log entry of a finished call.
 #[derive(Debug)]
-pub struct Entry {
+pub struct LogEntry {
     /// When the call arrived.
     pub arrived_at: SystemTime,
     /// Client of the connection: common name of its certificate, address, or `unix`.
@@ -89,7 +89,7 @@ const REVISION_BOUNDS: [&str; 4] = [
     "max_create_revision",
 ];
 
-impl Serialize for Entry {
+impl Serialize for LogEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut line = serializer.serialize_map(None)?;
         let time = humantime::format_rfc3339_micros(self.arrived_at).to_string();
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn line_contains_what_is_set_and_nothing_else() {
-        let mut entry = Entry {
+        let mut entry = LogEntry {
             arrived_at: SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_042),
             client: ClientName::of_connection(None, Some(Ipv4Addr::new(10, 0, 0, 1).into())),
             user: Some(ClientName::of_user("alice")),

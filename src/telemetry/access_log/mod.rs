@@ -5,7 +5,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `entry` | [`Entry`]: what is logged about a call, and its line |
+//! | `entry` | [`LogEntry`]: what is logged about a call, and its line |
 //! | `metrics` | counters of lines |
 //! | `queue` | [`AccessLog`]: the queue of entries |
 //! | `sample` | which calls are logged |
@@ -17,6 +17,6 @@ mod queue;
 mod sample;
 mod writer;
 
-pub use entry::{Entry, MAX_KEY_BYTES, Phases, RangeFacts};
+pub use entry::{LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
 pub use queue::AccessLog;
 pub use writer::{AccessLogWriter, Destination};

@@ -6,8 +6,8 @@ use http::HeaderMap;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
-use super::entry::Entry;
-use super::sample::Sample;
+use super::entry::LogEntry;
+use super::sample::CallSample;
 
 /// Entries that wait to be written.
 const QUEUE_ENTRIES: usize = 4096;
@@ -18,19 +18,19 @@ pub struct AccessLog(Option<Arc<Queue>>);
 
 #[derive(Debug)]
 struct Queue {
-    sample: Sample,
+    sample: CallSample,
     has_keys: bool,
-    entries: mpsc::Sender<Entry>,
+    entries: mpsc::Sender<LogEntry>,
     dropped: Counter,
 }
 
 impl AccessLog {
     /// A log of this share of the calls, and the queue of its entries. Entries that find it full are counted as
     /// `dropped`.
-    pub(super) fn new(share: f64, has_keys: bool, dropped: Counter) -> (AccessLog, mpsc::Receiver<Entry>) {
+    pub(super) fn new(share: f64, has_keys: bool, dropped: Counter) -> (AccessLog, mpsc::Receiver<LogEntry>) {
         let (entries, queue) = mpsc::channel(QUEUE_ENTRIES);
         let log = Queue {
-            sample: Sample::new(share),
+            sample: CallSample::new(share),
             has_keys,
             entries,
             dropped,
@@ -59,7 +59,7 @@ impl AccessLog {
     }
 
     /// Queues the entry of a call that has ended.
-    pub fn queue(&self, entry: Entry) {
+    pub fn queue(&self, entry: LogEntry) {
         if let Some(log) = &self.0
             && log.entries.try_send(entry).is_err()
         {

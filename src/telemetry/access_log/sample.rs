@@ -12,17 +12,17 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A share of all calls. Calls of one trace are all in it, or none of them.
 #[derive(Debug)]
-pub(super) struct Sample {
+pub(super) struct CallSample {
     /// Numbers below it are in the share; all are if it is the highest number.
     below: AtomicU64,
     /// Number of the last call without a trace.
     last: AtomicU64,
 }
 
-impl Sample {
+impl CallSample {
     /// A share from 0 to 1.
-    pub(super) fn new(share: f64) -> Sample {
-        Sample {
+    pub(super) fn new(share: f64) -> CallSample {
+        CallSample {
             below: AtomicU64::new(threshold(share)),
             last: AtomicU64::new(0),
         }
@@ -77,7 +77,7 @@ mod tests {
             (0.5, 4990..=5010),
             (1.0, 10_000..=10_000),
         ] {
-            let sample = Sample::new(share);
+            let sample = CallSample::new(share);
             let headers = HeaderMap::new();
             let taken = (0..10_000).filter(|_| sample.takes(&headers)).count();
             assert!(expected.contains(&taken), "{share}: {taken}");
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn calls_of_one_trace_are_logged_together() {
-        let sample = Sample::new(0.5);
+        let sample = CallSample::new(0.5);
         let with_trace = |id: u128| {
             let value = HeaderValue::from_str(&format!("00-{id:032x}-00000000000000aa-00")).unwrap();
             HeaderMap::from_iter([(TRACEPARENT, value)])

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::entry::Entry;
+use super::entry::LogEntry;
 use super::metrics::LineMetrics;
 use super::queue::AccessLog;
 use crate::telemetry::Metrics;
@@ -57,7 +57,7 @@ pub struct AccessLogWriter {
     destination: Destination,
     /// `None` while it is being written to, and if a write has panicked.
     file: Option<File>,
-    queue: mpsc::Receiver<Entry>,
+    queue: mpsc::Receiver<LogEntry>,
     metrics: Arc<LineMetrics>,
     /// Error of the last write that failed, until it is logged.
     error: Arc<Mutex<Option<String>>>,
@@ -65,12 +65,12 @@ pub struct AccessLogWriter {
 
 /// Entries that are written at once, and their text.
 #[derive(Debug, Default)]
-struct Batch {
-    entries: Vec<Entry>,
+struct LogBatch {
+    entries: Vec<LogEntry>,
     text: Vec<u8>,
 }
 
-impl Batch {
+impl LogBatch {
     fn format(&mut self) {
         self.text.clear();
         for entry in self.entries.drain(..) {
@@ -116,7 +116,7 @@ impl AccessLogWriter {
     }
 
     async fn write(mut self, mut look: watch::Receiver<()>, stop: CancellationToken) {
-        let mut batch = Batch::default();
+        let mut batch = LogBatch::default();
         loop {
             tokio::select! {
                 biased;
@@ -140,7 +140,7 @@ impl AccessLogWriter {
     }
 
     /// Formats and appends a batch, on a thread of its own, since a disk or a pipe may block. Returns the batch, empty.
-    async fn append(&mut self, mut batch: Batch) -> Batch {
+    async fn append(&mut self, mut batch: LogBatch) -> LogBatch {
         let lines = batch.entries.len() as u64;
         let (destination, file) = (self.destination.clone(), self.file.take());
         let writing = tokio::task::spawn_blocking(move || {
@@ -160,7 +160,7 @@ impl AccessLogWriter {
                 self.file = file;
                 (batch, result)
             }
-            Err(error) => (Batch::default(), Err(io::Error::other(error))),
+            Err(error) => (LogBatch::default(), Err(io::Error::other(error))),
         };
         match result {
             Ok(()) => drop(self.metrics.lines.of("written").inc_by(lines)),

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::{Contents, Mirror};
 use crate::cache::{Batch, Missed};
 use crate::mirror::history::HistoryId;
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 use crate::telemetry::Reason;
 
 /// Part of the log of a loaded mirror.
@@ -30,7 +30,7 @@ pub(in crate::mirror) struct Observed {
     /// `None` while nothing is loaded.
     pub(in crate::mirror) log: Option<LogRead>,
     /// The last load whose contents were dropped, and why.
-    pub(in crate::mirror) ended: Option<(u64, Ended)>,
+    pub(in crate::mirror) ended: Option<(u64, ReaderEnd)>,
     /// Why the mirror is out of service.
     pub(in crate::mirror) out: Option<Reason>,
     /// Since when the mirror has had no feed because etcd has no leader.

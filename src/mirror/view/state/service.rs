@@ -7,11 +7,11 @@ use bytes::Bytes;
 use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
-use super::{Anchor, Contents, Epoch, Loaded, Mirror, StaleEpoch, State, View};
+use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::cache::{Applied, Change, Store};
 use crate::keyspace::figure_prefix;
 use crate::mirror::history::HistoryId;
-use crate::mirror::view::Ended;
+use crate::mirror::view::ReaderEnd;
 use crate::telemetry::Reason;
 
 impl Mirror {
@@ -41,7 +41,7 @@ impl Mirror {
         let mut contents = self.contents_of(epoch)?;
         contents.history.note_known(store.revision());
         self.held_views.record(&store);
-        contents.loaded = Some(Loaded::new(store));
+        contents.loaded = Some(LoadedStore::new(store));
         contents.generation += 1;
         contents.resumed_at = None;
         Ok(())
@@ -141,7 +141,7 @@ impl Mirror {
         &self,
         epoch: Epoch,
         reason: Reason,
-        ended: Ended,
+        ended: ReaderEnd,
     ) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         self.drop_loaded(&mut contents, ended);
@@ -174,20 +174,20 @@ impl Mirror {
     pub(in crate::mirror) fn end_epoch(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let ended = match reason {
             Reason::Mismatch | Reason::HistoryReplaced => self.ended_by_replacement(0),
-            _ => Ended::Dropped(reason),
+            _ => ReaderEnd::Dropped(reason),
         };
         self.drop_epoch(self.contents_of(epoch)?, reason, ended);
         Ok(())
     }
 
     /// End of watchers whose events were of a replaced history, or wrong.
-    fn ended_by_replacement(&self, revision: i64) -> Ended {
-        Ended::Replaced {
+    fn ended_by_replacement(&self, revision: i64) -> ReaderEnd {
+        ReaderEnd::Replaced {
             revision: self.cluster_state.known().max(revision).max(1),
         }
     }
 
-    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason, ended: Ended) {
+    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason, ended: ReaderEnd) {
         contents.epoch += 1;
         self.drop_loaded(&mut contents, ended);
         self.reset_wanted(self.cluster_state.history());
@@ -196,7 +196,7 @@ impl Mirror {
     }
 
     /// Drops the contents. Readers may keep their views of them; watchers end by `ended`.
-    fn drop_loaded(&self, contents: &mut Contents, ended: Ended) {
+    fn drop_loaded(&self, contents: &mut Contents, ended: ReaderEnd) {
         if let Some(loaded) = contents.loaded.take() {
             contents.ended = Some((contents.generation, ended));
             self.held_views.record_dropped(&loaded.store);
@@ -250,10 +250,10 @@ impl Mirror {
                 let limits = *loaded.store.limits();
                 let (newest_key, last_event) = (loaded.newest_key.clone(), loaded.last_event);
                 let store = Store::new(tree, revision, limits, self.now());
-                contents.loaded = Some(Loaded {
+                contents.loaded = Some(LoadedStore {
                     newest_key,
                     last_event,
-                    ..Loaded::new(store)
+                    ..LoadedStore::new(store)
                 });
                 let _ = self.publish(&contents);
             }

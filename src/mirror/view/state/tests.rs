@@ -251,7 +251,7 @@ fn dropped_contents_take_their_rebuilt_revisions_along() {
         .drop_contents(
             mirror.epoch(),
             Reason::OverBudget,
-            Ended::Dropped(Reason::OverBudget),
+            ReaderEnd::Dropped(Reason::OverBudget),
         )
         .unwrap();
     assert!(past.upgrade().is_none());
@@ -338,7 +338,11 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
     mirror.want(HistoryId::FIRST, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");
     mirror
-        .drop_contents(mirror.epoch(), Reason::Loading, Ended::Dropped(Reason::Loading))
+        .drop_contents(
+            mirror.epoch(),
+            Reason::Loading,
+            ReaderEnd::Dropped(Reason::Loading),
+        )
         .unwrap();
     load(&mirror, 20);
     mirror.want(HistoryId::FIRST, 1_000);

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::attempt::ReadRequest;
 use super::body::{EntrySource, json_body};
 use super::grpc::sort_targets_are_unchecked;
-use super::serve::{Received, TooLong, WireFormat};
+use super::serve::{ReceivedRead, TooLong, WireFormat};
 use crate::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status, is_json_of};
@@ -25,7 +25,7 @@ use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
-use crate::proxy::handles::{Protocol, Proxy};
+use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
@@ -47,7 +47,7 @@ pub(in crate::proxy) struct Json {
 
 impl WireFormat for Json {
     const KIND: Kind = Kind::Unary;
-    const PROTOCOL: Protocol = Protocol::Json;
+    const PROTOCOL: CallProtocol = CallProtocol::Json;
     const IS_COMPARED: bool = false;
     /// The gateway's request.
     type Original = Request<Outgoing>;
@@ -57,15 +57,15 @@ impl WireFormat for Json {
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
-    ) -> Result<Received<Json>, Box<CallResult>> {
+    ) -> Result<ReceivedRead<Json>, Box<CallResult>> {
         let (parts, body) = request.into_parts();
         let body = match read_body(proxy, &parts, body, call, record).await {
             Ok(body) => body,
-            Err(Unread::Long(body)) => {
+            Err(UnreadBody::Long(body)) => {
                 let request = Request::from_parts(parts, body);
                 return Err(not_understood(proxy, request, Reason::Undecodable, call, record).await);
             }
-            Err(Unread::Refused(status, outcome)) => {
+            Err(UnreadBody::Refused(status, outcome)) => {
                 record.outcome = outcome;
                 return Err(Box::new(Ok(error_response(&status, None))));
             }
@@ -80,7 +80,7 @@ impl WireFormat for Json {
         let understood = understand(proxy, &parts, &body);
         let original = Request::from_parts(parts, Outgoing::whole(body));
         match understood {
-            Ok((request, format)) => Ok(Received {
+            Ok((request, format)) => Ok(ReceivedRead {
                 request,
                 format,
                 original,
@@ -161,7 +161,7 @@ async fn not_understood(
 }
 
 /// Why a body was not read.
-enum Unread {
+enum UnreadBody {
     /// The body is longer than the bound: the part that was read, and the rest.
     Long(Outgoing),
     Refused(Status, Outcome),
@@ -174,23 +174,23 @@ async fn read_body(
     mut body: Incoming,
     call: &mut CallBytes,
     record: &CallRecord,
-) -> Result<Bytes, Unread> {
+) -> Result<Bytes, UnreadBody> {
     let is_long = body.size_hint().lower() > MAX_BODY_BYTES as u64;
     if is_long || parts.headers.contains_key("upgrade") {
-        return Err(Unread::Long(Outgoing::incoming(body)));
+        return Err(UnreadBody::Long(Outgoing::incoming(body)));
     }
     let deadline: Instant = record.begun() + proxy.request_timeout;
     let mut read = BytesMut::new();
     loop {
         let Ok(frame) = tokio::time::timeout_at(deadline, body.frame()).await else {
             let outcome = Outcome::Cancelled(Reason::BrokenRequest);
-            return Err(Unread::Refused(Status::RequestTimeout, outcome));
+            return Err(UnreadBody::Refused(Status::RequestTimeout, outcome));
         };
         let data = match frame {
             None => return Ok(read.freeze()),
             Some(Err(error)) => {
                 let outcome = Outcome::Cancelled(Reason::BrokenRequest);
-                return Err(Unread::Refused(
+                return Err(UnreadBody::Refused(
                     Status::InvalidArgument(error.to_string()),
                     outcome,
                 ));
@@ -199,11 +199,11 @@ async fn read_body(
         };
         read.extend_from_slice(&data);
         if read.len() > MAX_BODY_BYTES {
-            return Err(Unread::Long(Outgoing::resumed(read.freeze(), body)));
+            return Err(UnreadBody::Long(Outgoing::resumed(read.freeze(), body)));
         }
         if call.try_grow(data.len() as u64).is_err() {
             let outcome = Outcome::Shed(Reason::BufferBytes);
-            return Err(Unread::Refused(Status::BufferBytes, outcome));
+            return Err(UnreadBody::Refused(Status::BufferBytes, outcome));
         }
     }
 }

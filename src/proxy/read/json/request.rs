@@ -13,7 +13,7 @@ use crate::proxy::gateway::{Enum, Int64, NotUnderstood, decode};
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(Default)]
-struct Fields {
+struct RangeFields {
     key: String,
     #[serde(alias = "rangeEnd")]
     range_end: String,
@@ -48,7 +48,7 @@ pub(super) fn parse(body: &[u8], any_base64: bool) -> Result<RangeQuery, NotUnde
     if body.trim_ascii_start().first() != Some(&b'{') {
         return Err(NotUnderstood);
     }
-    let fields: Fields = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    let fields: RangeFields = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
     Ok(RangeQuery {
         key: decode(&fields.key, any_base64)?,
         range_end: decode(&fields.range_end, any_base64)?,

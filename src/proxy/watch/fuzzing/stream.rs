@@ -7,7 +7,7 @@ use arbitrary::{Arbitrary, Unstructured};
 
 use super::etcd::{Etcd, Response};
 use crate::proxy::watch::carried::{Carried, creates, wire};
-use crate::proxy::watch::relay::{Relay, Verdict};
+use crate::proxy::watch::relay::{Relay, RelayAction};
 use crate::proxy::watch::request::{Create, Ids, NO_WATCHER, Options, WatchRequest};
 
 #[derive(Arbitrary, Debug)]
@@ -196,29 +196,29 @@ impl Run {
     fn receive(&mut self, response: &Response) -> bool {
         let head = &response.head;
         match self.relay.response(head) {
-            Verdict::Pass if head.created => self.created(response),
-            Verdict::Pass if head.canceled => {
+            RelayAction::Pass if head.created => self.created(response),
+            RelayAction::Pass if head.canceled => {
                 self.client.through.remove(&head.watch_id);
                 self.client.cancelling.remove(&head.watch_id);
             }
-            Verdict::Pass if head.watch_id == NO_WATCHER => self.progressed(head.revision),
-            Verdict::Pass => {
+            RelayAction::Pass if head.watch_id == NO_WATCHER => self.progressed(head.revision),
+            RelayAction::Pass => {
                 let through = self.client.through.get_mut(&head.watch_id);
                 let through =
                     through.unwrap_or_else(|| panic!("events of no watcher of the client: {head:?}"));
                 assert_eq!(head.first_event, Some(*through + 1), "repeated or missed");
                 *through = response.last;
             }
-            Verdict::Drop if head.created || head.first_event.is_none() => {}
-            Verdict::Drop => panic!("events are dropped unseen: {head:?}"),
-            Verdict::DropThrough(revision) => {
+            RelayAction::Drop if head.created || head.first_event.is_none() => {}
+            RelayAction::Drop => panic!("events are dropped unseen: {head:?}"),
+            RelayAction::DropThrough(revision) => {
                 assert!(self.was_behind, "{head:?} is dropped up to {revision}");
                 let through = self.client.through.get(&head.watch_id);
                 assert!(through.is_some_and(|through| *through >= revision));
                 // Otherwise the stream ends, and the client resumes.
                 return response.last <= revision;
             }
-            Verdict::Barrier { revision, is_owed } => {
+            RelayAction::Barrier { revision, is_owed } => {
                 assert_eq!(revision, head.revision);
                 if is_owed {
                     self.progressed(revision);
@@ -234,8 +234,8 @@ impl Run {
                 );
                 return false;
             }
-            Verdict::Cancel { .. } => panic!("etcd has refused nothing"),
-            Verdict::End => {
+            RelayAction::Cancel { .. } => panic!("etcd has refused nothing"),
+            RelayAction::End => {
                 assert!(self.was_behind, "the stream of a healthy etcd ends at {head:?}");
                 return false;
             }

@@ -18,13 +18,13 @@ use super::first::{Declined, first_create, record_forwarded};
 use super::receive::Requests;
 use super::request::Create;
 use super::session::{First, Session};
-use super::stream::Stream;
+use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::grpc::{CallMetadata, Method, is_json_of};
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
-use crate::proxy::handles::{Client, Protocol};
+use crate::proxy::handles::{CallProtocol, Client};
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::Source;
@@ -72,7 +72,7 @@ pub(crate) async fn watch_json(
 
 /// A watcher that memory serves.
 struct Watch {
-    stream: Stream,
+    stream: StreamContext,
     requests: Requests,
     create: Create,
     first: First,
@@ -95,7 +95,13 @@ async fn first(
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
-    let stream = Stream::new(client, &headers, &metadata, Protocol::Json, record.create_spans());
+    let stream = StreamContext::new(
+        client,
+        &headers,
+        &metadata,
+        CallProtocol::Json,
+        record.create_spans(),
+    );
     let mut requests = Requests::of_message(message, proxy.request_timeout);
     match first_create(&stream, &mut requests, record).await {
         Ok((create, first)) => Ok(Watch {

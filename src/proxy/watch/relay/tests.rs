@@ -65,7 +65,7 @@ fn relay() -> Relay {
         assert!(!relay.accepts_request());
         assert_eq!(
             relay.response(&created(id)),
-            Verdict::Drop,
+            RelayAction::Drop,
             "created is not relayed"
         );
     }
@@ -76,26 +76,30 @@ fn relay() -> Relay {
 #[test]
 fn events_that_the_client_has_from_memory_are_dropped() {
     let mut relay = relay();
-    assert_eq!(relay.response(&events(0, 39)), Verdict::DropThrough(40));
-    assert_eq!(relay.response(&events(0, 40)), Verdict::DropThrough(40));
-    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass, "P + 1 is etcd's");
-    assert_eq!(relay.response(&events(7, 45)), Verdict::DropThrough(45));
-    assert_eq!(relay.response(&events(7, 46)), Verdict::Pass);
-    assert_eq!(relay.response(&events(9, 46)), Verdict::End, "for no watcher");
+    assert_eq!(relay.response(&events(0, 39)), RelayAction::DropThrough(40));
+    assert_eq!(relay.response(&events(0, 40)), RelayAction::DropThrough(40));
+    assert_eq!(
+        relay.response(&events(0, 41)),
+        RelayAction::Pass,
+        "P + 1 is etcd's"
+    );
+    assert_eq!(relay.response(&events(7, 45)), RelayAction::DropThrough(45));
+    assert_eq!(relay.response(&events(7, 46)), RelayAction::Pass);
+    assert_eq!(relay.response(&events(9, 46)), RelayAction::End, "for no watcher");
 }
 
 #[test]
 fn fragments_below_the_fence_are_dropped_one_by_one() {
     let mut relay = relay();
-    assert_eq!(relay.response(&fragment(0, 39)), Verdict::DropThrough(40));
-    assert_eq!(relay.response(&events(0, 39)), Verdict::DropThrough(40));
-    assert_eq!(relay.response(&fragment(0, 41)), Verdict::Pass);
-    assert_eq!(relay.response(&fragment(0, 41)), Verdict::Pass);
-    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass);
-    assert_eq!(relay.response(&fragment(7, 50)), Verdict::Pass);
+    assert_eq!(relay.response(&fragment(0, 39)), RelayAction::DropThrough(40));
+    assert_eq!(relay.response(&events(0, 39)), RelayAction::DropThrough(40));
+    assert_eq!(relay.response(&fragment(0, 41)), RelayAction::Pass);
+    assert_eq!(relay.response(&fragment(0, 41)), RelayAction::Pass);
+    assert_eq!(relay.response(&events(0, 41)), RelayAction::Pass);
+    assert_eq!(relay.response(&fragment(7, 50)), RelayAction::Pass);
     assert_eq!(
         relay.response(&events(0, 51)),
-        Verdict::End,
+        RelayAction::End,
         "nothing comes between fragments"
     );
 }
@@ -104,19 +108,19 @@ fn fragments_below_the_fence_are_dropped_one_by_one() {
 fn progress_below_what_the_client_has_is_dropped() {
     let mut relay = relay();
     relay.request(&WatchRequest::Progress);
-    assert_eq!(relay.response(&progress(44)), Verdict::Drop);
+    assert_eq!(relay.response(&progress(44)), RelayAction::Drop);
     relay.request(&WatchRequest::Progress);
-    assert_eq!(relay.response(&progress(45)), Verdict::Pass);
-    assert_eq!(relay.response(&progress(46)), Verdict::Drop, "none is owed");
-    assert_eq!(relay.response(&head(7, 44)), Verdict::Drop, "periodic");
-    assert_eq!(relay.response(&head(7, 45)), Verdict::Pass);
+    assert_eq!(relay.response(&progress(45)), RelayAction::Pass);
+    assert_eq!(relay.response(&progress(46)), RelayAction::Drop, "none is owed");
+    assert_eq!(relay.response(&head(7, 44)), RelayAction::Drop, "periodic");
+    assert_eq!(relay.response(&head(7, 45)), RelayAction::Pass);
 }
 
 #[test]
 fn wrong_id_or_one_more_created_ends_the_stream() {
     let mut wrong = Relay::new(Ids::default(), vec![carried(7, 45)], BTreeSet::new(), 0);
-    assert_eq!(wrong.response(&created(8)), Verdict::End);
-    assert_eq!(relay().response(&created(3)), Verdict::End);
+    assert_eq!(wrong.response(&created(8)), RelayAction::End);
+    assert_eq!(relay().response(&created(3)), RelayAction::End);
 }
 
 #[test]
@@ -129,9 +133,9 @@ fn refusal_for_rights_ends_the_stream_and_any_other_cancels_the_watcher() {
             ..created(NO_WATCHER)
         })
     };
-    assert_eq!(refused("etcdserver: permission denied"), Verdict::End);
-    assert_eq!(refused("etcdserver: invalid auth token"), Verdict::End);
-    let expected = Verdict::Cancel {
+    assert_eq!(refused("etcdserver: permission denied"), RelayAction::End);
+    assert_eq!(refused("etcdserver: invalid auth token"), RelayAction::End);
+    let expected = RelayAction::Cancel {
         id: 7,
         reason: "mvcc: required revision has been compacted".to_owned(),
         compact_revision: 0,
@@ -145,7 +149,7 @@ fn creates_get_the_ids_that_the_client_expects() {
     assert_eq!(ids.allocate(0, |_| false), Some(0));
     assert_eq!(ids.allocate(0, |_| false), Some(1));
     let mut relay = Relay::new(ids, vec![carried(1, 45)], BTreeSet::new(), 45);
-    assert_eq!(relay.response(&created(1)), Verdict::Drop);
+    assert_eq!(relay.response(&created(1)), RelayAction::Drop);
     let auto = WatchRequest::Create(create(0, 0));
     assert_eq!(relay.request(&auto), Some(2), "0 and 1 were given before");
     assert!(!relay.accepts_request(), "one create at a time");
@@ -153,11 +157,11 @@ fn creates_get_the_ids_that_the_client_expects() {
         canceled: true,
         ..created(NO_WATCHER)
     };
-    assert_eq!(relay.response(&refusal), Verdict::Pass);
+    assert_eq!(relay.response(&refusal), RelayAction::Pass);
     assert_eq!(relay.request(&auto), Some(2), "a refused create consumes no id");
-    assert_eq!(relay.response(&created(2)), Verdict::Pass);
+    assert_eq!(relay.response(&created(2)), RelayAction::Pass);
     assert_eq!(relay.request(&WatchRequest::Create(create(9, 0))), Some(9));
-    assert_eq!(relay.response(&created(9)), Verdict::Pass);
+    assert_eq!(relay.response(&created(9)), RelayAction::Pass);
     assert_eq!(relay.request(&auto), Some(3));
 }
 
@@ -165,7 +169,7 @@ fn creates_get_the_ids_that_the_client_expects() {
 fn first_id_is_left_to_etcd() {
     let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
     assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(0));
-    assert_eq!(relay.response(&created(0)), Verdict::Pass);
+    assert_eq!(relay.response(&created(0)), RelayAction::Pass);
 }
 
 #[test]
@@ -178,11 +182,11 @@ fn stream_returns_at_a_barrier() {
     );
     relay.await_barrier();
     assert!(!relay.accepts_request(), "requests wait");
-    assert_eq!(relay.response(&events(0, 48)), Verdict::Pass);
+    assert_eq!(relay.response(&events(0, 48)), RelayAction::Pass);
     let barrier = relay.response(&progress(60));
     assert_eq!(
         barrier,
-        Verdict::Barrier {
+        RelayAction::Barrier {
             revision: 60,
             is_owed: false
         }
@@ -231,13 +235,13 @@ fn stream_stays_while_something_is_incomplete() {
         compact_revision: 60,
         ..head(7, 0)
     };
-    assert_eq!(relay.response(&compacted), Verdict::Pass);
+    assert_eq!(relay.response(&compacted), RelayAction::Pass);
     assert!(!relay.may_return(|_| true), "etcd sends no progress");
     let cancel = Head {
         canceled: true,
         ..head(7, 70)
     };
-    assert_eq!(relay.response(&cancel), Verdict::Pass);
+    assert_eq!(relay.response(&cancel), RelayAction::Pass);
     assert!(relay.may_return(|_| true));
 }
 
@@ -246,7 +250,7 @@ fn owed_progress_is_passed_at_the_barrier_too() {
     let mut relay = relay();
     relay.request(&WatchRequest::Progress);
     relay.await_barrier();
-    let barrier = Verdict::Barrier {
+    let barrier = RelayAction::Barrier {
         revision: 60,
         is_owed: true,
     };
@@ -258,7 +262,7 @@ fn owed_progress_is_passed_at_the_barrier_too() {
     relay.reach_barrier();
     assert_eq!(
         relay.response(&progress(61)),
-        Verdict::Drop,
+        RelayAction::Drop,
         "the other one is not owed"
     );
     relay.await_barrier();
@@ -272,12 +276,12 @@ fn watcher_that_memory_has_cancelled_keeps_its_id_and_mutes_progress() {
     assert_eq!(ids.allocate(0, |_| false), Some(0));
     let mut relay = Relay::new(ids, Vec::new(), BTreeSet::from([1]), 0);
     assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(2));
-    assert_eq!(relay.response(&created(2)), Verdict::Pass);
+    assert_eq!(relay.response(&created(2)), RelayAction::Pass);
     relay.request(&WatchRequest::Progress);
-    assert_eq!(relay.response(&progress(50)), Verdict::Drop);
+    assert_eq!(relay.response(&progress(50)), RelayAction::Drop);
     relay.release(1);
     relay.request(&WatchRequest::Progress);
-    assert_eq!(relay.response(&progress(50)), Verdict::Pass);
+    assert_eq!(relay.response(&progress(50)), RelayAction::Pass);
 }
 
 #[test]
@@ -288,15 +292,15 @@ fn barrier_is_not_older_than_a_watcher_or_an_event() {
         revision: 70,
         ..created(1)
     };
-    assert_eq!(relay.response(&since), Verdict::Pass);
+    assert_eq!(relay.response(&since), RelayAction::Pass);
     relay.await_barrier();
     let late = "of an earlier request";
-    assert_eq!(relay.response(&progress(69)), Verdict::Drop, "{late}");
-    assert_eq!(relay.response(&events(0, 72)), Verdict::Pass);
-    assert_eq!(relay.response(&progress(71)), Verdict::Drop, "{late}");
+    assert_eq!(relay.response(&progress(69)), RelayAction::Drop, "{late}");
+    assert_eq!(relay.response(&events(0, 72)), RelayAction::Pass);
+    assert_eq!(relay.response(&progress(71)), RelayAction::Drop, "{late}");
     let barrier = relay.response(&progress(72));
     assert!(
-        matches!(barrier, Verdict::Barrier { revision: 72, .. }),
+        matches!(barrier, RelayAction::Barrier { revision: 72, .. }),
         "{barrier:?}"
     );
 }
@@ -310,17 +314,21 @@ fn barrier_is_not_a_response_to_a_request_before_a_watcher_of_the_past() {
         revision: 70,
         ..created(1)
     };
-    assert_eq!(relay.response(&of_70), Verdict::Pass, "it overtakes the progress");
+    assert_eq!(
+        relay.response(&of_70),
+        RelayAction::Pass,
+        "it overtakes the progress"
+    );
     relay.await_barrier();
     assert_eq!(
         relay.response(&progress(70)),
-        Verdict::Pass,
+        RelayAction::Pass,
         "watcher 1 has nothing yet, as at etcd"
     );
-    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(relay.response(&events(1, 30)), RelayAction::Pass);
     let barrier = relay.response(&progress(70));
     assert!(
-        matches!(barrier, Verdict::Barrier { revision: 70, .. }),
+        matches!(barrier, RelayAction::Barrier { revision: 70, .. }),
         "there was one request before the watcher: {barrier:?}"
     );
 }
@@ -338,23 +346,23 @@ fn progress_of_a_return_that_was_given_up_is_not_a_response_to_a_later_request()
     relay.request(&WatchRequest::Progress);
     assert_eq!(
         relay.response(&of_70(1)),
-        Verdict::Pass,
+        RelayAction::Pass,
         "it overtakes the progress"
     );
-    assert_eq!(relay.response(&progress(70)), Verdict::Drop, "of the return");
-    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
-    assert_eq!(relay.response(&progress(70)), Verdict::Pass, "of the client");
+    assert_eq!(relay.response(&progress(70)), RelayAction::Drop, "of the return");
+    assert_eq!(relay.response(&events(1, 30)), RelayAction::Pass);
+    assert_eq!(relay.response(&progress(70)), RelayAction::Pass, "of the client");
 
     let mut unanswered = self::relay();
     unanswered.await_barrier();
     unanswered.stay();
     unanswered.request(&WatchRequest::Create(create(0, 30)));
     unanswered.request(&WatchRequest::Progress);
-    assert_eq!(unanswered.response(&of_70(1)), Verdict::Pass);
-    assert_eq!(unanswered.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(unanswered.response(&of_70(1)), RelayAction::Pass);
+    assert_eq!(unanswered.response(&events(1, 30)), RelayAction::Pass);
     assert_eq!(
         unanswered.response(&progress(70)),
-        Verdict::Pass,
+        RelayAction::Pass,
         "etcd has not answered the return: its response would have come before the event"
     );
 
@@ -363,16 +371,20 @@ fn progress_of_a_return_that_was_given_up_is_not_a_response_to_a_later_request()
     future.stay();
     future.request(&WatchRequest::Create(create(0, 71)));
     future.request(&WatchRequest::Progress);
-    assert_eq!(future.response(&of_70(1)), Verdict::Pass);
-    assert_eq!(future.response(&progress(70)), Verdict::Drop, "below its start");
-    assert_eq!(future.response(&progress(71)), Verdict::Pass, "of the client");
+    assert_eq!(future.response(&of_70(1)), RelayAction::Pass);
+    assert_eq!(
+        future.response(&progress(70)),
+        RelayAction::Drop,
+        "below its start"
+    );
+    assert_eq!(future.response(&progress(71)), RelayAction::Pass, "of the client");
 
     let mut pinned = self::relay();
     pinned.await_barrier();
     pinned.stay();
     pinned.pin();
-    assert_eq!(pinned.response(&progress(70)), Verdict::Drop, "of the return");
-    assert_eq!(pinned.response(&progress(70)), Verdict::Pass);
+    assert_eq!(pinned.response(&progress(70)), RelayAction::Drop, "of the return");
+    assert_eq!(pinned.response(&progress(70)), RelayAction::Pass);
 
     let mut pinned = self::relay();
     pinned.await_barrier();
@@ -380,19 +392,23 @@ fn progress_of_a_return_that_was_given_up_is_not_a_response_to_a_later_request()
     pinned.request(&WatchRequest::Progress);
     assert_eq!(
         pinned.response(&progress(70)),
-        Verdict::Pass,
+        RelayAction::Pass,
         "the client cannot tell which of the two was answered"
     );
     pinned.pin();
-    assert_eq!(pinned.response(&progress(70)), Verdict::Drop, "the other one");
-    assert_eq!(pinned.response(&progress(70)), Verdict::Pass, "requested since");
+    assert_eq!(pinned.response(&progress(70)), RelayAction::Drop, "the other one");
+    assert_eq!(
+        pinned.response(&progress(70)),
+        RelayAction::Pass,
+        "requested since"
+    );
 }
 
 #[test]
 fn pinned_stream_knows_whether_etcd_would_give_another_id() {
     let mut relay = relay();
     relay.request(&WatchRequest::Create(create(0, 0)));
-    assert_eq!(relay.response(&created(1)), Verdict::Pass);
+    assert_eq!(relay.response(&created(1)), RelayAction::Pass);
     relay.pin();
     assert!(relay.chooses_expected_id(), "0 and 1 are taken");
     relay.pin();
@@ -402,7 +418,7 @@ fn pinned_stream_knows_whether_etcd_would_give_another_id() {
 
     let mut cancelling = self::relay();
     cancelling.request(&WatchRequest::Create(create(0, 0)));
-    assert_eq!(cancelling.response(&created(1)), Verdict::Pass);
+    assert_eq!(cancelling.response(&created(1)), RelayAction::Pass);
     cancelling.request(&WatchRequest::Cancel(0));
     cancelling.pin();
     assert!(
@@ -426,7 +442,7 @@ fn stream_does_not_return_before_a_cancel_is_answered() {
         canceled: true,
         ..head(7, 60)
     };
-    assert_eq!(relay.response(&canceled), Verdict::Pass);
+    assert_eq!(relay.response(&canceled), RelayAction::Pass);
     assert!(
         relay.may_return(|_| true),
         "etcd does not answer one for an unknown id"
@@ -442,7 +458,7 @@ fn stream_that_begins_at_etcd_leaves_its_ids_to_etcd() {
     }
     for id in 0..3 {
         assert!(!relay.may_return(|_| true));
-        assert_eq!(relay.response(&created(id)), Verdict::Pass);
+        assert_eq!(relay.response(&created(id)), RelayAction::Pass);
     }
     assert!(relay.may_return(|_| true));
 }
@@ -455,7 +471,7 @@ fn watchers_of_a_replaced_history_are_taken_from_etcd_unless_it_has_others() {
         BTreeSet::new(),
         45,
     );
-    assert_eq!(pending.response(&created(0)), Verdict::Drop);
+    assert_eq!(pending.response(&created(0)), RelayAction::Drop);
     let abandoned = pending.abandon().unwrap();
     let ids: Vec<_> = abandoned.watchers.iter().map(|(id, _)| *id).collect();
     assert_eq!(
@@ -473,7 +489,7 @@ fn watchers_of_a_replaced_history_are_taken_from_etcd_unless_it_has_others() {
 
     let mut mixed = relay();
     mixed.request(&WatchRequest::Create(create(0, 0)));
-    assert_eq!(mixed.response(&created(1)), Verdict::Pass);
+    assert_eq!(mixed.response(&created(1)), RelayAction::Pass);
     assert!(mixed.has_watchers_of_memory() && mixed.abandon().is_none());
     let opaque = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
     assert!(!opaque.has_watchers_of_memory());
@@ -486,20 +502,20 @@ fn pinned_stream_passes_what_the_client_does_not_have() {
     assert!(!relay.may_return(|_| true));
     assert_eq!(
         relay.response(&created(1)),
-        Verdict::Pass,
+        RelayAction::Pass,
         "of a request that was not read"
     );
-    assert_eq!(relay.response(&events(1, 50)), Verdict::Pass);
-    assert_eq!(relay.response(&events(0, 40)), Verdict::DropThrough(40));
-    assert_eq!(relay.response(&progress(44)), Verdict::Drop);
-    assert_eq!(relay.response(&progress(50)), Verdict::Pass);
+    assert_eq!(relay.response(&events(1, 50)), RelayAction::Pass);
+    assert_eq!(relay.response(&events(0, 40)), RelayAction::DropThrough(40));
+    assert_eq!(relay.response(&progress(44)), RelayAction::Drop);
+    assert_eq!(relay.response(&progress(50)), RelayAction::Pass);
 }
 
 /// A stream at etcd from its beginning, with watcher 0.
 fn begun_at_etcd() -> Relay {
     let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
     relay.request(&WatchRequest::Create(create(0, 0)));
-    assert_eq!(relay.response(&created(0)), Verdict::Pass);
+    assert_eq!(relay.response(&created(0)), RelayAction::Pass);
     relay
 }
 
@@ -507,23 +523,23 @@ fn begun_at_etcd() -> Relay {
 fn event_with_a_long_key_pins_the_stream_unless_the_client_may_have_it() {
     let mut relay = begun_at_etcd();
     relay.request(&WatchRequest::Create(create(0, 30)));
-    assert_eq!(relay.long_key(&head(0, 60)), Verdict::Pass);
+    assert_eq!(relay.long_key(&head(0, 60)), RelayAction::Pass);
     assert!(relay.is_pinned() && !relay.may_return(|_| true));
-    assert_eq!(relay.response(&created(1)), Verdict::Pass);
-    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
-    assert_eq!(relay.long_key(&head(1, 61)), Verdict::Pass, "once more");
-    assert_eq!(self::relay().long_key(&head(0, 60)), Verdict::End);
+    assert_eq!(relay.response(&created(1)), RelayAction::Pass);
+    assert_eq!(relay.response(&events(1, 30)), RelayAction::Pass);
+    assert_eq!(relay.long_key(&head(1, 61)), RelayAction::Pass, "once more");
+    assert_eq!(self::relay().long_key(&head(0, 60)), RelayAction::End);
     let mut pending = Relay::new(
         Ids::default(),
         vec![carried(7, 45), carried(0, 40)],
         BTreeSet::new(),
         45,
     );
-    assert_eq!(pending.response(&created(0)), Verdict::Drop);
-    assert_eq!(pending.response(&events(0, 41)), Verdict::Pass);
+    assert_eq!(pending.response(&created(0)), RelayAction::Drop);
+    assert_eq!(pending.response(&events(0, 41)), RelayAction::Pass);
     assert_eq!(
         pending.long_key(&head(0, 60)),
-        Verdict::End,
+        RelayAction::End,
         "7 was not continued"
     );
 }
@@ -550,7 +566,7 @@ fn watchers_and_unanswered_creates_count_until_they_are_gone_or_the_stream_is_pi
     };
     relay.response(&canceled);
     assert_eq!(relay.held_bytes(), 2 * of_one);
-    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass);
+    assert_eq!(relay.response(&events(0, 41)), RelayAction::Pass);
     relay.pin();
     assert_eq!(relay.held_bytes(), 0);
     relay.request(&WatchRequest::Create(create(0, 0)));
