@@ -494,7 +494,10 @@ fn is_test(name: &str, sources: &str) -> bool {
     if let Some(module) = name.strip_suffix("::tests") {
         let path = format!("/{}", module.replace("::", "/"));
         return files("src", ".rs").iter().any(|file| {
-            let name = file.with_extension("");
+            let name = match file.file_stem() {
+                Some(stem) if stem == "mod" => file.parent().unwrap().to_owned(),
+                _ => file.with_extension(""),
+            };
             let mut texts = vec![std::fs::read_to_string(file).unwrap()];
             texts.extend(std::fs::read_to_string(name.join("tests.rs")));
             let has_tests = |text: &String| text.contains("test]\n") || text.contains("[tokio::test(");
