@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
-/// What the binary is built from. The commit is determined again only when one of them changes: a commit without changes
+/// Files from which the binary is built. The commit is determined again only when one of them changes: a commit without changes
 /// here is the same program, and does not cost a build.
 const SOURCES: [&str; 5] = ["src", "proto", "build.rs", "Cargo.toml", "Cargo.lock"];
 
@@ -55,7 +55,7 @@ fn commit_of_tree() -> Option<String> {
     })
 }
 
-/// What git prints; `None` if it fails.
+/// Output of git; `None` if it fails.
 fn git(arguments: &[&str]) -> Option<String> {
     let output = Command::new("git").args(arguments).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

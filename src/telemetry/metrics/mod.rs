@@ -1,4 +1,4 @@
-//! What rooms declare their metrics with, and the metrics of calls, clients and the process.
+//! Declarations of metrics by rooms, and the metrics of calls, clients and the process.
 //!
 //! | file | contents |
 //! |---|---|
