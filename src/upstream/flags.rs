@@ -34,7 +34,7 @@ pub struct EtcdConfig {
     #[arg(long, value_name = "PATH", conflicts_with = "password")]
     pub password_file: Option<PathBuf>,
 
-    /// Identification of the users of calls by etcd: by tokens alone, or also by the common names of certificates. With
+    /// Way in which etcd identifies the users of calls: by tokens alone, or also by the common names of certificates. With
     /// certificate, memory answers callers whose certificate has the common name of --cert; calls of others without a token
     /// are forwarded while etcd's auth is on
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = CallerIs::Token)]

@@ -1,9 +1,10 @@
 //! Feeds of a scripted etcd.
 
 use super::*;
+use crate::cache::Change;
 use crate::mirror::history::HistoryId;
 use crate::mirror::load::LoadCause;
-use crate::mirror::testing::{Bench, SOON};
+use crate::mirror::testing::{Bench, Etcd, SOON};
 
 /// Revision at which a feed has resumed, and its watch has begun; otherwise how it has ended.
 async fn resume(bench: &Bench, mut loaded_by: LoadedBy) -> Result<(i64, i64), FeedEnd> {
@@ -94,28 +95,28 @@ async fn feed_delivers_what_the_mirror_has_missed() {
     assert!(bench.mirror().view().unwrap().tree.get(b"e").is_some());
 }
 
-#[tokio::test]
-async fn feed_without_a_later_event_is_proven_by_a_progress_notification() {
+/// A mirror that was loaded at 4, got one `change`, and reached 9 without another event.
+async fn advanced(change: impl FnOnce(&mut Etcd) -> Change) -> Bench {
     let bench = Bench::new().await;
     bench.fill().await;
-    let change = bench.etcd.lock().put("d", "new");
+    let change = change(&mut bench.etcd.lock());
     bench.apply(change);
     bench.etcd.lock().revision = 9;
     let epoch = bench.mirror().epoch();
     bench.mirror().advance(epoch, 9).unwrap();
+    bench
+}
+
+#[tokio::test]
+async fn feed_without_a_later_event_is_proven_by_a_progress_notification() {
+    let bench = advanced(|etcd| etcd.put("d", "new")).await;
     assert_eq!(resume(&bench, None).await.unwrap(), (9, 5));
     assert!(bench.etcd.lock().progress_requests > 0);
 }
 
 #[tokio::test]
 async fn keys_prove_a_feed_whose_events_are_compacted() {
-    let bench = Bench::new().await;
-    bench.fill().await;
-    let change = bench.etcd.lock().put("d", "new");
-    bench.apply(change);
-    bench.etcd.lock().revision = 9;
-    let epoch = bench.mirror().epoch();
-    bench.mirror().advance(epoch, 9).unwrap();
+    let bench = advanced(|etcd| etcd.put("d", "new")).await;
     bench.etcd.lock().compacted = 8;
     assert_eq!(resume(&bench, None).await.unwrap(), (9, 10));
     bench.etcd.lock().rewrite(5);
@@ -124,13 +125,7 @@ async fn keys_prove_a_feed_whose_events_are_compacted() {
 
 #[tokio::test]
 async fn nothing_proves_a_feed_after_a_delete_that_is_compacted() {
-    let bench = Bench::new().await;
-    bench.fill().await;
-    let change = bench.etcd.lock().delete("c");
-    bench.apply(change);
-    bench.etcd.lock().revision = 9;
-    let epoch = bench.mirror().epoch();
-    bench.mirror().advance(epoch, 9).unwrap();
+    let bench = advanced(|etcd| etcd.delete("c")).await;
     bench.etcd.lock().compacted = 8;
     let end = resume(&bench, None).await.unwrap_err();
     assert!(matches!(end, FeedEnd::Reload(LoadCause::Unproven, _)), "{end}");

@@ -318,11 +318,7 @@ impl<G: FetchPage> Pager<G> {
         loop {
             let failure = match self.calls.fetch_page(&self.request, self.max_bytes()).await? {
                 PageResponse::Page(response, bytes, held, opened) => {
-                    let first = self.first_page(&response, begun.max(opened))?;
-                    if opened > first.requested {
-                        let explanation = "the next page would be of another connection".to_owned();
-                        return Err(PageError::Local(Status::ConnectionLost(explanation)));
-                    }
+                    let first = self.first_page(&response, begun, opened)?;
                     return self.accept(first, response, bytes, held);
                 }
                 PageResponse::TooLarge(bytes) if !self.is_paged => {
@@ -360,22 +356,32 @@ impl<G: FetchPage> Pager<G> {
         }
     }
 
-    /// Returns the first page, which `page` is if there is none yet; it was `requested` at that time or later.
+    /// Returns the first page, which `page` is if there is none yet: it was requested at `begun` or later, on a connection that
+    /// was `opened` then.
     ///
     /// # Errors
-    /// `page` shows that etcd's history was replaced since the first one, or has no header.
-    fn first_page(&mut self, page: &RangeResponse, requested: Instant) -> Result<FirstPage, PageError> {
+    /// `page` has no header, or is not known to be of the first page's history.
+    fn first_page(
+        &mut self,
+        page: &RangeResponse,
+        begun: Instant,
+        opened: Instant,
+    ) -> Result<FirstPage, PageError> {
         let header = page.header.ok_or(PageError::Local(Status::UndecodableResponse))?;
         let first = *self.first.get_or_insert(FirstPage {
             header,
             count: page.count,
-            requested,
+            requested: begun.max(opened),
         });
         if header.cluster_id != first.header.cluster_id
             || header.revision < first.header.revision
             || header.raft_term < first.header.raft_term
         {
             return Err(PageError::Local(Status::HistoryReplaced));
+        }
+        if opened > first.requested {
+            let explanation = "the next page would be of another connection".to_owned();
+            return Err(PageError::Local(Status::ConnectionLost(explanation)));
         }
         Ok(first)
     }
