@@ -186,14 +186,16 @@ impl MessageProgress {
             return;
         }
         while !data.is_empty() {
-            let skipped =
-                usize::try_from(self.missing_bytes).map_or(data.len(), |missing| missing.min(data.len()));
-            self.missing_bytes -= skipped as u64;
-            data = &data[skipped..];
-            let (read, prefix) = self.prefix.read(data);
-            data = &data[read..];
-            if let Some(prefix) = prefix {
-                self.missing_bytes = prefix.length_bytes.into();
+            // One step each: a message that ends resets the time limit, also if the next one begins in the same piece.
+            if self.missing_bytes > 0 {
+                let missing = usize::try_from(self.missing_bytes).unwrap_or(usize::MAX);
+                let skipped = missing.min(data.len());
+                self.missing_bytes -= skipped as u64;
+                data = &data[skipped..];
+            } else {
+                let (read, prefix) = self.prefix.read(data);
+                data = &data[read..];
+                self.missing_bytes = prefix.map_or(0, |prefix| prefix.length_bytes.into());
             }
             if self.missing_bytes == 0 && self.prefix.is_empty() {
                 (self.awaited, self.expires) = (false, None);
@@ -287,6 +289,82 @@ impl Outgoing {
                 polled
             }
             Rest::Tonic(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(5);
+
+    fn progress(covers: LimitCovers) -> MessageProgress {
+        let outgoing = Outgoing::whole(Bytes::new()).limited(MessageLimit {
+            timeout: TIMEOUT,
+            covers,
+            late: CancellationToken::new(),
+        });
+        outgoing.limit.expect("a limit")
+    }
+
+    /// Whether the message is late now; begins to wait for it.
+    async fn is_late(progress: &mut MessageProgress) -> bool {
+        poll_fn(|cx| Poll::Ready(progress.is_late(cx))).await
+    }
+
+    /// A message with this many bytes after its prefix.
+    fn message(bytes: u8) -> Vec<u8> {
+        let mut message = vec![0, 0, 0, 0, bytes];
+        message.extend(std::iter::repeat_n(b'm', bytes.into()));
+        message
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn message_that_begins_in_the_piece_that_ends_another_has_a_time_limit_of_its_own() {
+        for (begun, rest) in [
+            (
+                message(4)[..7].to_vec(),
+                [&message(4)[7..], &message(4)[..6]].concat(),
+            ),
+            (
+                message(4)[..7].to_vec(),
+                [&message(4)[7..], &message(4)[..3]].concat(),
+            ),
+            (
+                message(0)[..2].to_vec(),
+                [&message(0)[2..], &message(4)[..6]].concat(),
+            ),
+        ] {
+            let mut progress = progress(LimitCovers::BegunMessages);
+            assert!(!is_late(&mut progress).await, "no message has begun");
+            progress.receive(&begun);
+            assert!(!is_late(&mut progress).await);
+            tokio::time::advance(TIMEOUT - Duration::from_millis(10)).await;
+            progress.receive(&rest);
+            assert!(!is_late(&mut progress).await);
+            tokio::time::advance(Duration::from_millis(20)).await;
+            assert!(
+                !is_late(&mut progress).await,
+                "{rest:?}: the first one's limit has passed"
+            );
+            tokio::time::advance(TIMEOUT).await;
+            assert!(is_late(&mut progress).await, "{rest:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn limit_counts_the_wait_for_the_first_message_only_if_it_covers_it() {
+        for (covers, expected) in [(LimitCovers::BegunMessages, false), (LimitCovers::Messages, true)] {
+            let mut progress = progress(covers);
+            assert!(!is_late(&mut progress).await);
+            tokio::time::advance(TIMEOUT * 2).await;
+            assert_eq!(is_late(&mut progress).await, expected, "{covers:?}");
+            progress.receive(&[message(3), message(0)].concat());
+            tokio::time::advance(TIMEOUT * 2).await;
+            assert!(!is_late(&mut progress).await, "both are complete");
         }
     }
 }
