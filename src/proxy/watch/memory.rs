@@ -24,6 +24,7 @@ use super::watchers::{Watcher, Watchers};
 use crate::cache::{Rope, WatchFields};
 use crate::grpc::Status;
 use crate::mirror::Mirrors;
+use crate::mirror::history::HistoryId;
 use crate::mirror::view::ReaderEnd;
 use crate::mirror::watch_hub::Taken;
 use crate::proxy::response::Polled;
@@ -52,6 +53,8 @@ pub(super) struct MemorySource {
     progress: Progress,
     /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it.
     resuming: Option<Resuming>,
+    /// History that the watchers were compared with before the last request was answered.
+    compared_with: Option<HistoryId>,
 }
 
 /// Why etcd has to continue the stream.
@@ -155,6 +158,7 @@ impl MemorySource {
             last_turn: 0,
             progress: Progress::new(interval.unwrap_or_default()),
             resuming: None,
+            compared_with: None,
         }
     }
 
@@ -265,6 +269,7 @@ impl MemorySource {
     }
 
     fn handle(&mut self, down: &mut Downstream, request: WatchRequest) -> Result<(), Leave> {
+        self.compare_histories(down);
         match request {
             WatchRequest::Create(create) => return self.create(down, create),
             WatchRequest::Cancel(id) => self.cancel(down, id),
@@ -307,7 +312,12 @@ impl MemorySource {
         create: Create,
         started: Result<CreateAnswer, NotStarted>,
     ) -> Result<(), Leave> {
+        let history = self.compare_histories(down);
         match started {
+            // History was replaced a moment ago: the watcher begins again in the new one.
+            Ok(CreateAnswer::Started(started)) if started.reader.history() != history => {
+                down.handle_first(Some(create));
+            }
             Ok(CreateAnswer::Started(started)) => self.created(down, create, started),
             Ok(CreateAnswer::Compacted(revision)) => self.created_compacted(down, &create, revision),
             Err(NotStarted::Refused(response)) => down.pass_refusal(response),
@@ -544,6 +554,17 @@ impl MemorySource {
         if let Some(watcher) = self.watchers.remove(id) {
             down.cancel_compacted(id, watcher.create, revision, reason);
         }
+    }
+
+    /// Cancels the watchers of a history that was replaced, before an answer shows the new one on the same stream (W10): a
+    /// mirror that was dropped before ends none of them as replaced, and their own end may wait for room. Returns the history.
+    fn compare_histories(&mut self, down: &mut Downstream) -> HistoryId {
+        let history = down.mirrors().cluster_state.history();
+        if self.compared_with != Some(history) {
+            self.compared_with = Some(history);
+            self.cancel_replaced(down);
+        }
+        history
     }
 
     /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.

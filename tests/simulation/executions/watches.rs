@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{SETTLED, client, commit, put, read_from_memory, roll_back, run, start, world};
 use crate::cluster::MEMBERS;
 use crate::members::From;
+use crate::proxy::{Rangecache, Settings};
 
 /// Revision of the next write: memory serves a watch from there on.
 const NEXT_REVISION: i64 = 3;
@@ -26,6 +27,9 @@ const MAX_BYTES: f64 = 1_048_576.0;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Length of a value for whose event a stream needs room of its own.
 const LONG_VALUE_BYTES: usize = 3_000;
+/// Watchers with keys of [`KEY_BYTES`] beside which [`MAX_BYTES`] have no room for an event of [`HUGE_VALUE_BYTES`].
+const LARGE_WATCHERS: usize = 12;
+const HUGE_VALUE_BYTES: usize = 400_000;
 /// Time until a stream has returned to memory, and a feed that is late is not given up yet.
 const RETURNED: Duration = Duration::from_millis(1_200);
 /// Bound on the time until an event arrives that does not wait for room.
@@ -176,6 +180,48 @@ fn stream_over_two_mirrors_gets_nothing_of_another_history() {
             assert!(rest.is_empty(), "{rest:?}");
         });
     }
+}
+
+/// The stream waits for room for an event of a mirror that is removed then: nothing of that mirror ends its watcher.
+#[test]
+fn stream_that_waits_for_room_is_told_of_another_history_before_it_is_shown() {
+    run(async {
+        let world = world([put("/sim/a/0", "zero"), put("/sim/b/0", "zero")]).await;
+        let settings = Settings {
+            prefixes: vec!["/sim/a/", "/sim/b/"],
+            ..Settings::with_flags(&["--watch-cache=auto", "--watch-max-bytes=1MiB"])
+        };
+        let rangecache = Rangecache::start(settings).await;
+        for key in ["/sim/a/0", "/sim/b/0"] {
+            read_from_memory(&world, key).await;
+        }
+        let other = client().await;
+        let mut large = other.open(WATCH);
+        for number in 0..LARGE_WATCHERS {
+            let key = format!("/sim/b/{}{number}", "k".repeat(KEY_BYTES));
+            create_from(&mut large, key.into(), NEXT_REVISION + 1).await;
+        }
+        let watcher = client().await;
+        let mut watch = watcher.open(WATCH);
+        let lost = create_from(&mut watch, b"/sim/a/0".to_vec(), NEXT_REVISION + 1).await;
+        commit(&world, [put("/sim/a/0", &"v".repeat(HUGE_VALUE_BYTES))]);
+        sleep(Duration::from_millis(100)).await;
+        rangecache.reload(&["/sim/b/"]).await;
+        roll_back(&world, NEXT_REVISION, []).await;
+        read_from_memory(&world, "/sim/b/0").await;
+        watch.send(&WatchRequest {
+            create_request: Some(WatchCreateRequest {
+                key: b"/sim/b/0".to_vec(),
+                ..WatchCreateRequest::default()
+            }),
+            ..WatchRequest::default()
+        });
+        let (first, second) = (next(&mut watch).await, next(&mut watch).await);
+        assert!(rangecache.stop().await, "every task ends");
+        let is_cancelled = first.canceled && first.watch_id == lost && first.compact_revision > 0;
+        assert!(is_cancelled, "{first:?}");
+        assert!(second.created && !second.canceled, "{second:?}");
+    });
 }
 
 #[test]
