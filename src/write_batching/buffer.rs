@@ -51,6 +51,8 @@ struct Shared<S> {
     large_writes: Option<LargeWrites<S>>,
     /// Number of large writes since [`WriteBuffer::collect`].
     large: usize,
+    /// The stream was written to since it was flushed. TLS keeps bytes that the socket did not accept.
+    unflushed: bool,
     /// Error of a write after the poll to which it belongs.
     failed: Option<io::ErrorKind>,
 }
@@ -72,6 +74,7 @@ pub fn write_buffer<S>(stream: S, large_writes: Option<LargeWrites<S>>) -> (Coll
         collects: false,
         large_writes,
         large: 0,
+        unflushed: false,
         failed: None,
     }));
     (Collecting(Arc::clone(&shared)), WriteBuffer(shared))
@@ -89,6 +92,7 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
         let unwritten = &shared.collected[shared.written..];
         let mut frames = unwritten.chunks(PING_ACK_BYTES);
         !unwritten.is_empty()
+            && !shared.unflushed
             && frames.all(|frame| frame.len() == PING_ACK_BYTES && frame.starts_with(&PING_ACK_HEAD))
     }
 
@@ -102,9 +106,7 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
     pub(super) fn poll_flush(&self, cx: &mut Context<'_>) {
         let mut shared = self.0.lock();
         shared.collects = false;
-        if !shared.is_empty()
-            && let Poll::Ready(Err(error)) = shared.poll_flush(cx)
-        {
+        if let Poll::Ready(Err(error)) = shared.poll_flush(cx) {
             shared.failed = Some(error.kind());
             shared.clear();
             cx.waker().wake_by_ref();
@@ -179,6 +181,7 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
+            self.unflushed = true;
             let rest = self.collected.len() - self.written;
             self.written += written.min(rest);
             if written > rest {
@@ -192,7 +195,11 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_write_collected(cx, &[]))?;
-        Pin::new(&mut self.stream).poll_flush(cx)
+        if self.unflushed {
+            ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+            self.unflushed = false;
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_write_pieces(&mut self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -224,6 +231,7 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
         if written > 0 || bytes == 0 {
             return Poll::Ready(Ok(written));
         }
+        self.unflushed = true;
         Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
     }
 }
@@ -246,10 +254,14 @@ fn first_bytes<'a, 'p>(
     &place[..count]
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Collecting<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Collecting<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut shared = self.0.lock();
         shared.check()?;
+        if !shared.collects {
+            // The task of an upgraded connection may have nothing to write until its client has read the rest.
+            let _ = shared.poll_flush(cx)?;
+        }
         Pin::new(&mut shared.stream).poll_read(cx, buf)
     }
 }
@@ -303,6 +315,8 @@ mod tests {
         takes: VecDeque<usize>,
         writes: Vec<Vec<u8>>,
         fails: bool,
+        /// Outcomes of the next flushes, `true` for success; then all succeed.
+        flushes: VecDeque<bool>,
         /// Arguments of the `set_corked` calls, in order.
         corked: Mutex<Vec<bool>>,
     }
@@ -338,12 +352,21 @@ mod tests {
             true
         }
 
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
+        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            match self.flushes.pop_front() {
+                Some(false) => Poll::Pending,
+                _ => Poll::Ready(Ok(())),
+            }
         }
 
         fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncRead for Socket {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
         }
     }
 
@@ -461,6 +484,38 @@ mod tests {
         let (last, whole) = lengths.split_last().unwrap();
         assert_eq!(whole, [RECORD; 20]);
         assert_eq!(*last, 20 * 9);
+    }
+
+    #[test]
+    fn stream_is_flushed_until_it_has_sent_what_it_keeps() {
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
+        for bytes in [10, 9_000] {
+            buffer.0.lock().stream.flushes = [false, false, true].into();
+            buffer.collect();
+            assert!(write(&mut stream, &vec![1; bytes]).is_ready());
+            for unflushed in [2, 1, 0] {
+                buffer.poll_flush(&mut context());
+                assert_eq!(buffer.0.lock().stream.flushes.len(), unflushed);
+                buffer.collect();
+            }
+        }
+    }
+
+    #[test]
+    fn upgraded_connection_sends_the_rest_when_it_is_read() {
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
+        buffer.0.lock().stream.takes = [0].into();
+        buffer.collect();
+        assert!(write(&mut stream, &[1; 10]).is_ready());
+        buffer.poll_flush(&mut context());
+        drop(buffer);
+        let mut read = ReadBuf::new(&mut []);
+        assert!(
+            Pin::new(&mut stream)
+                .poll_read(&mut context(), &mut read)
+                .is_pending()
+        );
+        assert_eq!(stream.0.lock().stream.writes, [[1; 10]]);
     }
 
     #[test]
