@@ -35,24 +35,6 @@ pub type Plain = Either<TcpStream, Local>;
 /// that its state does not enlarge the other variants.
 pub type Stream = Either<Plain, Box<TlsStream<Plain>>>;
 
-/// While `corked`, the kernel sends only full segments of what is written to a TCP connection. Other sockets have no
-/// segments.
-pub fn set_corked(stream: &Stream, corked: bool) {
-    #[cfg(target_os = "linux")]
-    {
-        let plain = match stream {
-            Either::Left(plain) => plain,
-            Either::Right(tls) => tls.get_ref().0,
-        };
-        if let Either::Left(socket) = plain {
-            // Fails only on a connection that has ended, whose next write fails, too.
-            let _ = SockRef::from(socket).set_tcp_cork(corked);
-        }
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (stream, corked);
-}
-
 /// Transport by which a client's request arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transport {

@@ -148,10 +148,11 @@ impl Admin {
             let admin = Arc::clone(&self);
             // A connection waits for one page at a time, so that its streams delay no other connection's.
             let one_page = Arc::new(Semaphore::new(1));
-            move |request: Request<Incoming>, transport| {
+            let handle = move |request: Request<Incoming>, transport| {
                 let (admin, one_page) = (Arc::clone(&admin), Arc::clone(&one_page));
                 async move { Ok::<_, Infallible>(admin.respond(&request, transport, &one_page).await) }
-            }
+            };
+            (handle, None)
         };
         listener.serve(handler, config).await;
     }

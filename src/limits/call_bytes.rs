@@ -30,7 +30,7 @@ use super::intake::Intake;
 use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 
-/// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
+/// Free bytes that a connection needs to send another frame while frames of it wait to be sent: more than most frames have.
 const FRAME_BYTES: u64 = 128 << 10;
 
 /// Bytes up to which a connection may use the last quarter.
@@ -352,6 +352,16 @@ impl CallBytes {
             }
         }
         fitted
+    }
+
+    /// Grows by `bytes` if the connection may hold them now. It can do without them: nothing is delayed or counted as refused
+    /// otherwise.
+    pub fn grow_if_free(&mut self, bytes: u64) -> bool {
+        let is_free = self.fit(bytes).is_ok();
+        if is_free {
+            self.add(bytes);
+        }
+        is_free
     }
 
     /// Grows by the `bytes` of a new call. A short call waits a moment for room, so that a burst of one client costs
@@ -744,6 +754,19 @@ mod tests {
         forced.shrink_to(100);
         assert_eq!(account.hold(CallKind::Request).try_grow(300), Ok(()));
         assert_eq!(forced.bytes(), 100);
+    }
+
+    #[tokio::test]
+    async fn bytes_that_are_not_needed_are_neither_delayed_nor_counted_as_refused() {
+        let buffers = buffers(1600);
+        let account = buffers.account(0, Arc::default());
+        let mut held = account.hold(CallKind::Sending);
+        assert!(!held.grow_if_free(601));
+        assert!(held.grow_if_free(600));
+        assert!(!held.grow_if_free(1));
+        assert_eq!((held.bytes(), buffers.used.load(Ordering::Relaxed)), (600, 600));
+        assert_eq!(buffers.metrics(CallKind::Sending).refused.get(), 0);
+        assert_eq!(read_after(&account), Some(Duration::ZERO));
     }
 
     #[tokio::test(start_paused = true)]

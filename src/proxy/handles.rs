@@ -20,8 +20,8 @@ use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::flags::Live;
 use crate::limits::{
-    Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, ClientsConfig, Intake, LimitsConfig,
-    OpenConnections, Turns,
+    Admission, Buffers, CallBuffers, CallBytes, CallKind, ClientAccount, ClientLimits, ClientsConfig, Intake,
+    LimitsConfig, OpenConnections, Turns,
 };
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
@@ -131,6 +131,12 @@ impl Client {
     pub(super) fn record_received(&self) {
         let received = self.account.take_received();
         self.caller.of_connection().record_received(received);
+    }
+
+    /// Returns a holder, of 0 bytes, for the bytes of responses that the connection has accepted and not sent.
+    #[must_use]
+    pub fn unsent(&self) -> CallBytes {
+        self.account.hold(CallKind::Sending)
     }
 }
 

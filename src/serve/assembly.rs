@@ -131,7 +131,9 @@ impl Assembly {
         let proxy = Arc::clone(&self.proxy);
         let handler = move |intake: &_, name: &_, peer| {
             let client = proxy.client(access, intake, name, peer);
-            move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
+            let unsent = client.unsent();
+            let handle = move |request, transport| proxy::handle(Arc::clone(&client), request, transport);
+            (handle, Some(unsent))
         };
         let serving = self.serving.clone();
         self.stages.listeners.spawn(listener.serve(handler, serving));

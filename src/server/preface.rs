@@ -80,11 +80,6 @@ impl<S> Prefaced<S> {
     pub(super) fn keep(&mut self, place: Open) {
         self.place = Some(place);
     }
-
-    /// The stream itself.
-    pub(super) fn stream(&self) -> &S {
-        &self.stream
-    }
 }
 
 /// Reads until it is clear whether the client uses HTTP/2 or HTTP/1. Later reads wait for `intake`.

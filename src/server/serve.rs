@@ -23,21 +23,19 @@ use super::listener::Listener;
 use super::metrics::ConnectionMetrics;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
-use crate::limits::Intake;
-use crate::net::{Plain, Stream, Transport, set_corked};
+use crate::limits::{CallBytes, Intake};
+use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
 use crate::wake_gated::wake_gated;
-use crate::write_batching::{LargeWrites, batch_responses, write_buffer};
+use crate::write_batching::{Room, batch_responses, write_buffer};
 
 /// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Bound on a request's metadata: tokens and trace state are far below. It fits one frame of HTTP/2. A head counts in the
 /// buffers once it is complete.
 pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// Longest TLS record, in bytes of its content.
-const TLS_RECORD_BYTES: usize = 16 << 10;
 /// Time for the head of an HTTP/1 request, from the end of the response before it on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
@@ -65,6 +63,20 @@ where
 {
     fn execute(&self, future: F) {
         self.0.spawn(future);
+    }
+}
+
+/// Bytes of a connection's responses that were collected and not sent.
+#[derive(Debug)]
+struct SendRoom(CallBytes);
+
+impl Room for SendRoom {
+    fn take(&mut self, bytes: usize) -> bool {
+        self.0.grow_if_free(bytes as u64)
+    }
+
+    fn give_back(&mut self) {
+        self.0.shrink_to(0);
     }
 }
 
@@ -100,10 +112,11 @@ pub struct ServeConfig {
 impl Listener {
     /// Serves each connection by a new handler, which is made for its intake, its client and the client's address once the handshake is
     /// complete, until `closing`, then also those that the kernel has queued by then. A handler gets each request of its
-    /// connection, and how it came. The port is closed when this returns; calls in flight continue in `tasks`.
+    /// connection, and how it came. What is returned with it counts the bytes that the connection has collected to send several
+    /// frames at once; without it, it sends them one by one. The port is closed when this returns; calls in flight continue in `tasks`.
     pub async fn serve<N, H, F, B, E>(mut self, new_handler: N, config: ServeConfig)
     where
-        N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> H + Clone + Send + 'static,
+        N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<CallBytes>) + Clone + Send + 'static,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -183,7 +196,7 @@ async fn serve_connection<N, H, F, B, E>(
     new_handler: N,
     (config, unused): (ServeConfig, Unused),
 ) where
-    N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> H + Send + 'static,
+    N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<CallBytes>) + Send + 'static,
     H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body + Send + 'static,
@@ -202,17 +215,14 @@ async fn serve_connection<N, H, F, B, E>(
         return;
     };
     stream.keep(place);
-    let handler = new_handler(&intake, &client, peer);
+    let (handler, unsent) = new_handler(&intake, &client, peer);
+    let room = unsent.map(|unsent| Box::new(SendRoom(unsent)) as Box<dyn Room>);
     let flooded = stream.flooded();
     // Boxed: hyper and tokio move a call several times before it runs, and once more when it ends.
     let service = service_fn(move |request| {
         unused.record_request();
         Box::pin(Handling::new(intake.begin(), handler(request, transport)))
     });
-    let large_writes = LargeWrites {
-        set_corked: |stream: &Prefaced<Stream>, corked| set_corked(stream.stream(), corked),
-        record_bytes: transport.tls.then_some(TLS_RECORD_BYTES),
-    };
     // Until the connection ends.
     let window = stream.is_http2().then(|| config.connections.window());
     if let Some(window) = &window {
@@ -220,7 +230,7 @@ async fn serve_connection<N, H, F, B, E>(
         http2.initial_stream_window_size(window.stream_bytes());
         http2.initial_connection_window_size(window.connection_bytes());
     }
-    let (stream, buffer) = write_buffer(stream, Some(large_writes));
+    let (stream, buffer) = write_buffer(stream, room);
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closing = wake_gated(async {

@@ -1,11 +1,11 @@
-//! Write buffer: what one poll of a connection writes in small pieces leaves in one write, and what it writes in large
-//! ones in full segments.
+//! Write buffer: what one poll of a connection writes leaves in few writes.
 //!
 //! The HTTP/2 library writes each frame of 256 bytes or more on its own: 60 events for 60 watchers on one connection, or
-//! 64 values of 1 KB, would be as many system calls and wake-ups of the client. The frames of a list have 16 KB each, and
-//! are not copied again, but a segment takes four of them, and costs the kernel and the client about as much as one of a
-//! single frame.
+//! 64 values of 1 KB, would be as many system calls and wake-ups of the client. A list consists of frames of 16 KB, because
+//! clients accept no longer ones, and a system call for each of them costs both sides more than the copy into this buffer,
+//! which stays in the processor's cache.
 
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use std::task::{Context, Poll, ready};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Bytes that are collected at most; as many as the HTTP/2 library's own buffer has.
-const MAX_COLLECTED_BYTES: usize = 16 << 10;
-/// Size up to which a piece is copied: beyond it, copying takes longer than a system call.
+/// Bytes that every connection may collect; as many as the HTTP/2 library's own buffer has.
+const SMALL_BYTES: usize = 16 << 10;
+/// Bytes that a connection with [`Room`] may collect. With the frame of 16 KB that no longer fits and leaves in the same write,
+/// they are less than two segments of the loopback interface, 65,483 bytes each: the rest of a longer write would cost the
+/// client a wake-up of its own.
+const LARGE_BYTES: usize = 111 << 10;
+/// Length up to which a write is collected without [`Room`]: beyond it, copying takes longer than a system call.
 const MAX_COPIED_BYTES: usize = 8 << 10;
 /// Pieces of one write: as many as the HTTP/2 library passes on, and the collected bytes.
 const MAX_PIECES: usize = 65;
-/// Large writes of one poll up to which they leave at once: the first one is often the only one.
-const UNCORKED_WRITES: usize = 1;
 /// Length of the HTTP/2 frame that acknowledges a ping: its head and eight bytes of the ping.
 const PING_ACK_BYTES: usize = 9 + 8;
 /// Head of that frame: length, type, flag, stream.
 const PING_ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
-/// Corking and record length for the large writes of a stream.
-#[derive(Debug)]
-pub struct LargeWrites<S> {
-    /// With `true`, the kernel sends only full segments from now on; with `false`, everything.
-    pub set_corked: fn(&S, bool),
-    /// Length of the records into which the stream divides what is written; `None` if it does not. A frame of HTTP/2 is
-    /// nine bytes longer than the longest record of TLS: each frame would take a second record for them.
-    pub record_bytes: Option<usize>,
+/// Place of one connection in a budget, for its large buffer. Dropping it gives back what it has taken.
+pub trait Room: fmt::Debug + Send {
+    /// Takes `bytes` from the budget, without waiting. Returns whether it had them.
+    fn take(&mut self, bytes: usize) -> bool;
+    /// Gives back what was taken.
+    fn give_back(&mut self);
 }
 
 /// A stream and what is to be written to it. Only the task of its connection uses it, so that the lock is free; an
@@ -48,16 +48,17 @@ struct Shared<S> {
     written: usize,
     /// The connection is being polled, and [`WriteBuffer::poll_flush`] follows.
     collects: bool,
-    large_writes: Option<LargeWrites<S>>,
-    /// Number of large writes since [`WriteBuffer::collect`].
-    large: usize,
+    /// `None` for a connection that never collects more than [`SMALL_BYTES`].
+    room: Option<Box<dyn Room>>,
+    /// `room` has taken [`LARGE_BYTES`].
+    has_room: bool,
     /// The stream was written to since it was flushed. TLS keeps bytes that the socket did not accept.
     unflushed: bool,
     /// Error of a write after the poll to which it belongs.
     failed: Option<io::ErrorKind>,
 }
 
-/// The connection's side: a stream that collects small writes during a poll of the connection.
+/// The connection's side: a stream that collects writes during a poll of the connection.
 #[derive(Debug)]
 pub struct Collecting<S>(Arc<Mutex<Shared<S>>>);
 
@@ -65,15 +66,15 @@ pub struct Collecting<S>(Arc<Mutex<Shared<S>>>);
 #[derive(Debug)]
 pub struct WriteBuffer<S>(Arc<Mutex<Shared<S>>>);
 
-/// A stream with a write buffer, and the buffer. Without `large_writes`, they leave one by one.
-pub fn write_buffer<S>(stream: S, large_writes: Option<LargeWrites<S>>) -> (Collecting<S>, WriteBuffer<S>) {
+/// A stream with a write buffer, and the buffer. Without `room`, only small writes are collected.
+pub fn write_buffer<S>(stream: S, room: Option<Box<dyn Room>>) -> (Collecting<S>, WriteBuffer<S>) {
     let shared = Arc::new(Mutex::new(Shared {
         stream,
         collected: Vec::new(),
         written: 0,
         collects: false,
-        large_writes,
-        large: 0,
+        room,
+        has_room: false,
         unflushed: false,
         failed: None,
     }));
@@ -108,10 +109,9 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
         shared.collects = false;
         if let Poll::Ready(Err(error)) = shared.poll_flush(cx) {
             shared.failed = Some(error.kind());
-            shared.clear();
+            shared.free();
             cx.waker().wake_by_ref();
         }
-        shared.uncork();
     }
 }
 
@@ -120,37 +120,42 @@ impl<S> Shared<S> {
         self.written == self.collected.len()
     }
 
-    /// Idle connections, of which there are many, have no buffer.
-    fn clear(&mut self) {
+    /// Frees the buffer. Idle connections, of which there are many, have none.
+    fn free(&mut self) {
         self.collected = Vec::new();
         self.written = 0;
-    }
-
-    /// Counts a large write, and holds back what does not fill a segment from the second one on.
-    fn begin_large(&mut self) {
-        self.large += 1;
-        if self.large == UNCORKED_WRITES + 1
-            && let Some(large_writes) = &self.large_writes
+        if std::mem::take(&mut self.has_room)
+            && let Some(room) = &mut self.room
         {
-            (large_writes.set_corked)(&self.stream, true);
+            room.give_back();
         }
     }
 
-    fn uncork(&mut self) {
-        if std::mem::take(&mut self.large) > UNCORKED_WRITES
-            && let Some(large_writes) = &self.large_writes
-        {
-            (large_writes.set_corked)(&self.stream, false);
+    /// Whether `bytes` more can be collected without writing what was collected before.
+    fn can_collect(&mut self, bytes: usize) -> bool {
+        let collected = self.collected.len() + bytes;
+        if bytes <= MAX_COPIED_BYTES && collected <= SMALL_BYTES {
+            return true;
         }
+        if collected > LARGE_BYTES {
+            return false;
+        }
+        if !self.has_room
+            && let Some(room) = &mut self.room
+        {
+            self.has_room = room.take(LARGE_BYTES);
+        }
+        self.has_room
     }
 
-    /// Of `bytes` that are to be written after what was collected, those that fill records, if they fill one. The caller
-    /// writes the others again, to be collected.
-    fn whole_records(&self, bytes: usize) -> usize {
-        let record_bytes = self.large_writes.as_ref().and_then(|large| large.record_bytes);
-        let unwritten = self.collected.len() - self.written;
-        let excess = record_bytes.map_or(0, |record_bytes| (unwritten + bytes) % record_bytes);
-        if excess < bytes { bytes - excess } else { bytes }
+    fn collect(&mut self, pieces: &[IoSlice<'_>]) {
+        let capacity = if self.has_room { LARGE_BYTES } else { SMALL_BYTES };
+        if self.collected.capacity() < capacity {
+            self.collected.reserve_exact(capacity - self.collected.len());
+        }
+        for piece in pieces {
+            self.collected.extend_from_slice(piece);
+        }
     }
 
     fn check(&self) -> io::Result<()> {
@@ -169,6 +174,7 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
         cx: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        let mut written_pieces = 0;
         while !self.is_empty() {
             let mut all = [IoSlice::new(&[]); MAX_PIECES];
             let mut count = 0;
@@ -184,13 +190,16 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
             self.unflushed = true;
             let rest = self.collected.len() - self.written;
             self.written += written.min(rest);
-            if written > rest {
-                self.clear();
-                return Poll::Ready(Ok(written - rest));
-            }
+            written_pieces = written.saturating_sub(rest);
         }
-        self.clear();
-        Poll::Ready(Ok(0))
+        if self.collects {
+            // The same poll collects more.
+            self.collected.clear();
+            self.written = 0;
+        } else {
+            self.free();
+        }
+        Poll::Ready(Ok(written_pieces))
     }
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -205,27 +214,9 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
     fn poll_write_pieces(&mut self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         self.check()?;
         let bytes = pieces.iter().map(|piece| piece.len()).sum::<usize>();
-        if self.collects && bytes <= MAX_COPIED_BYTES {
-            if self.collected.len() + bytes > MAX_COLLECTED_BYTES {
-                ready!(self.poll_write_collected(cx, &[]))?;
-            }
-            if self.collected.capacity() == 0 {
-                self.collected.reserve_exact(MAX_COLLECTED_BYTES);
-            }
-            pieces
-                .iter()
-                .for_each(|piece| self.collected.extend_from_slice(piece));
+        if self.collects && self.can_collect(bytes) {
+            self.collect(pieces);
             return Poll::Ready(Ok(bytes));
-        }
-        let mut place;
-        let mut pieces = pieces;
-        if self.collects && bytes > 0 {
-            self.begin_large();
-            let whole = self.whole_records(bytes);
-            if whole < bytes {
-                place = [IoSlice::new(&[]); MAX_PIECES];
-                pieces = first_bytes(pieces, whole, &mut place);
-            }
         }
         let written = ready!(self.poll_write_collected(cx, pieces))?;
         if written > 0 || bytes == 0 {
@@ -234,24 +225,6 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
         self.unflushed = true;
         Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
     }
-}
-
-/// The first `bytes` of `pieces`, in `place`.
-fn first_bytes<'a, 'p>(
-    pieces: &'a [IoSlice<'_>],
-    bytes: usize,
-    place: &'p mut [IoSlice<'a>; MAX_PIECES],
-) -> &'p [IoSlice<'a>] {
-    let (mut left, mut count) = (bytes, 0);
-    for (place, piece) in place.iter_mut().zip(pieces) {
-        if left == 0 {
-            break;
-        }
-        *place = IoSlice::new(&piece[..piece.len().min(left)]);
-        left -= place.len();
-        count += 1;
-    }
-    &place[..count]
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Collecting<S> {
@@ -303,6 +276,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Collecting<S> {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Waker;
 
     use proptest::prelude::*;
@@ -317,8 +291,6 @@ mod tests {
         fails: bool,
         /// Outcomes of the next flushes, `true` for success; then all succeed.
         flushes: VecDeque<bool>,
-        /// Arguments of the `set_corked` calls, in order.
-        corked: Mutex<Vec<bool>>,
     }
 
     impl AsyncWrite for Socket {
@@ -370,18 +342,64 @@ mod tests {
         }
     }
 
-    /// A socket whose large writes are corked, in records of this length.
-    fn corking(record_bytes: Option<usize>) -> (Collecting<Socket>, WriteBuffer<Socket>) {
-        let set_corked = |socket: &Socket, corked| socket.corked.lock().push(corked);
-        let large_writes = LargeWrites {
-            set_corked,
-            record_bytes,
-        };
-        write_buffer(Socket::default(), Some(large_writes))
+    /// Bytes that connections may collect together.
+    #[derive(Clone, Debug)]
+    struct Budget(Arc<AtomicUsize>);
+
+    impl Budget {
+        fn new(bytes: usize) -> Budget {
+            Budget(Arc::new(AtomicUsize::new(bytes)))
+        }
+
+        fn free(&self) -> usize {
+            self.0.load(Ordering::Relaxed)
+        }
+
+        /// A connection with room from this budget.
+        fn connection(&self) -> (Collecting<Socket>, WriteBuffer<Socket>) {
+            let (budget, taken) = (self.clone(), 0);
+            write_buffer(Socket::default(), Some(Box::new(RoomOfOne { budget, taken })))
+        }
     }
 
-    fn corked(buffer: &WriteBuffer<Socket>) -> Vec<bool> {
-        buffer.0.lock().stream.corked.lock().clone()
+    #[derive(Debug)]
+    struct RoomOfOne {
+        budget: Budget,
+        taken: usize,
+    }
+
+    impl Room for RoomOfOne {
+        fn take(&mut self, bytes: usize) -> bool {
+            assert_eq!(self.taken, 0, "taken twice");
+            let rest = self.budget.free().checked_sub(bytes);
+            if let Some(rest) = rest {
+                self.budget.0.store(rest, Ordering::Relaxed);
+                self.taken = bytes;
+            }
+            rest.is_some()
+        }
+
+        fn give_back(&mut self) {
+            self.budget
+                .0
+                .fetch_add(std::mem::take(&mut self.taken), Ordering::Relaxed);
+        }
+    }
+
+    impl Drop for RoomOfOne {
+        fn drop(&mut self) {
+            self.give_back();
+        }
+    }
+
+    /// Bytes of the buffer's memory.
+    fn held(buffer: &WriteBuffer<Socket>) -> usize {
+        buffer.0.lock().collected.capacity()
+    }
+
+    /// Lengths of the writes that have left.
+    fn lengths(buffer: &WriteBuffer<Socket>) -> Vec<usize> {
+        buffer.0.lock().stream.writes.iter().map(Vec::len).collect()
     }
 
     fn context() -> Context<'static> {
@@ -429,61 +447,104 @@ mod tests {
         assert_eq!(buffer.0.lock().stream.writes.len(), 1, "an upgraded connection");
     }
 
+    /// A frame of a list.
+    static FRAME: [u8; (16 << 10) + 9] = [5; (16 << 10) + 9];
+
     #[test]
-    fn large_writes_of_one_poll_are_corked_from_the_second_on() {
-        let (mut stream, buffer) = corking(None);
-        for writes in [1, 4] {
-            assert_eq!(corked(&buffer), [false; 0], "a large write alone");
+    fn seven_frames_of_a_list_leave_in_one_write() {
+        let budget = Budget::new(LARGE_BYTES);
+        let (mut stream, buffer) = budget.connection();
+        for _ in 0..2 {
             buffer.collect();
-            for _ in 0..writes {
-                assert!(matches!(write(&mut stream, &[2; 9000]), Poll::Ready(Ok(9000))));
+            for _ in 0..20 {
+                assert!(matches!(write(&mut stream, &FRAME), Poll::Ready(Ok(bytes)) if bytes == FRAME.len()));
+                assert!(flush(&mut stream).is_ready());
             }
+            assert_eq!((budget.free(), held(&buffer)), (0, LARGE_BYTES));
             buffer.poll_flush(&mut context());
+            assert_eq!(
+                std::mem::take(&mut buffer.0.lock().stream.writes)
+                    .iter()
+                    .map(Vec::len)
+                    .collect::<Vec<_>>(),
+                [7, 7, 6].map(|frames| frames * FRAME.len())
+            );
+            assert_eq!(
+                (budget.free(), held(&buffer)),
+                (LARGE_BYTES, 0),
+                "an idle connection"
+            );
         }
-        assert_eq!(corked(&buffer), [true, false]);
     }
 
     #[test]
-    fn nothing_is_held_back_while_the_socket_is_full() {
-        let (mut stream, buffer) = corking(None);
-        buffer.0.lock().stream.takes = [9000, 9000, 0, 0].into();
+    fn small_response_takes_no_room() {
+        let budget = Budget::new(LARGE_BYTES);
+        let (mut stream, buffer) = budget.connection();
         buffer.collect();
-        assert!(write(&mut stream, &[1; 9000]).is_ready());
-        assert!(write(&mut stream, &[2; 9000]).is_ready());
-        assert!(write(&mut stream, &[3; 10]).is_ready());
-        assert!(write(&mut stream, &[4; 9000]).is_pending());
-        buffer.poll_flush(&mut context());
-        assert!(!buffer.0.lock().is_empty(), "the socket is full");
-        assert_eq!(corked(&buffer), [true, false]);
+        assert!(write(&mut stream, &[1; 300]).is_ready());
+        assert_eq!((budget.free(), held(&buffer)), (LARGE_BYTES, SMALL_BYTES));
     }
 
     #[test]
-    fn frames_leave_in_whole_records() {
-        const RECORD: usize = 16 << 10;
-        let (mut stream, buffer) = corking(Some(RECORD));
-        let frame = [5; RECORD + 9];
+    fn write_that_does_not_fit_the_buffer_takes_no_room() {
+        let budget = Budget::new(LARGE_BYTES);
+        let (mut stream, buffer) = budget.connection();
         buffer.collect();
-        for _ in 0..20 {
-            let mut rest = &frame[..];
-            while !rest.is_empty() {
-                let Poll::Ready(Ok(written)) = write(&mut stream, rest) else {
-                    panic!("the socket takes everything");
-                };
-                rest = &rest[written..];
-            }
+        assert!(write(&mut stream, &vec![1; LARGE_BYTES + 1]).is_ready());
+        assert_eq!(
+            (budget.free(), lengths(&buffer)),
+            (LARGE_BYTES, vec![LARGE_BYTES + 1])
+        );
+    }
+
+    #[test]
+    fn full_socket_keeps_the_room_until_everything_is_written() {
+        let budget = Budget::new(LARGE_BYTES);
+        let (mut stream, buffer) = budget.connection();
+        buffer.0.lock().stream.takes = [9_000, 0, 0].into();
+        buffer.collect();
+        for _ in 0..3 {
+            assert!(write(&mut stream, &FRAME).is_ready());
         }
         buffer.poll_flush(&mut context());
-        let lengths = buffer
-            .0
-            .lock()
-            .stream
-            .writes
-            .iter()
-            .map(Vec::len)
-            .collect::<Vec<_>>();
-        let (last, whole) = lengths.split_last().unwrap();
-        assert_eq!(whole, [RECORD; 20]);
-        assert_eq!(*last, 20 * 9);
+        buffer.collect();
+        buffer.poll_flush(&mut context());
+        assert_eq!((budget.free(), held(&buffer)), (0, LARGE_BYTES));
+        buffer.collect();
+        buffer.poll_flush(&mut context());
+        assert_eq!(lengths(&buffer), [9_000, 3 * FRAME.len() - 9_000]);
+        assert_eq!((budget.free(), held(&buffer)), (LARGE_BYTES, 0));
+    }
+
+    #[test]
+    fn connection_that_ends_gives_its_room_back() {
+        let budget = Budget::new(LARGE_BYTES);
+        for fails in [false, true] {
+            let (mut stream, buffer) = budget.connection();
+            buffer.0.lock().stream.takes = [0].into();
+            buffer.0.lock().stream.fails = fails;
+            buffer.collect();
+            assert!(write(&mut stream, &FRAME).is_ready());
+            buffer.poll_flush(&mut context());
+            assert_eq!(budget.free(), if fails { LARGE_BYTES } else { 0 });
+            drop((stream, buffer));
+            assert_eq!(budget.free(), LARGE_BYTES);
+        }
+    }
+
+    #[test]
+    fn frames_leave_one_by_one_without_room() {
+        let budget = Budget::new(LARGE_BYTES - 1);
+        let (mut stream, buffer) = budget.connection();
+        buffer.collect();
+        assert!(write(&mut stream, &[1; 10]).is_ready());
+        assert!(write(&mut stream, &FRAME).is_ready());
+        assert!(write(&mut stream, &FRAME).is_ready());
+        assert_eq!(lengths(&buffer), [10 + FRAME.len(), FRAME.len()]);
+        budget.0.fetch_add(1, Ordering::Relaxed);
+        assert!(write(&mut stream, &FRAME).is_ready());
+        assert_eq!(lengths(&buffer).len(), 2, "collected");
     }
 
     #[test]
@@ -526,7 +587,12 @@ mod tests {
         let accepted = (0..100)
             .filter(|_| write(&mut stream, &[3; 1000]).is_ready())
             .count();
-        assert_eq!(accepted, MAX_COLLECTED_BYTES / 1000);
+        assert_eq!(accepted, SMALL_BYTES / 1000);
+        let (mut stream, buffer) = Budget::new(LARGE_BYTES).connection();
+        buffer.0.lock().stream.takes = [0; 100].into();
+        buffer.collect();
+        let accepted = (0..100).filter(|_| write(&mut stream, &FRAME).is_ready()).count();
+        assert_eq!(accepted, LARGE_BYTES / FRAME.len());
     }
 
     #[test]
@@ -542,15 +608,18 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_arrive_in_order_whatever_the_socket_takes(
-            sizes in prop::collection::vec(prop_oneof![1_usize..600, 1_usize..20_000], 1..60),
-            takes in prop::collection::vec(prop_oneof![Just(0), 1_usize..30_000], 0..80),
+            sizes in prop::collection::vec(prop_oneof![1_usize..600, 1_usize..20_000, 1_usize..150_000], 1..60),
+            takes in prop::collection::vec(prop_oneof![Just(0), 1_usize..30_000, 1_usize..150_000], 0..80),
             polls in prop::collection::vec(any::<bool>(), 60),
-            record_bytes in prop_oneof![Just(None), (100_usize..20_000).prop_map(Some)],
+            room in prop::collection::vec(any::<bool>(), 60),
         ) {
-            let (mut stream, buffer) = corking(record_bytes);
+            let budget = Budget::new(0);
+            let (mut stream, buffer) = budget.connection();
             buffer.0.lock().stream.takes = takes.into();
             let mut sent = Vec::new();
-            for (number, (size, ends_poll)) in sizes.into_iter().zip(polls).enumerate() {
+            for (number, ((size, ends_poll), has_room)) in sizes.into_iter().zip(polls).zip(room).enumerate() {
+                let is_taken = buffer.0.lock().has_room;
+                budget.0.store(if has_room && !is_taken { LARGE_BYTES } else { 0 }, Ordering::Relaxed);
                 let bytes = vec![u8::try_from(number).unwrap(); size];
                 let mut rest = bytes.as_slice();
                 while !rest.is_empty() {
@@ -572,7 +641,8 @@ mod tests {
             while Pin::new(&mut stream).poll_shutdown(&mut context()).is_pending() {}
             prop_assert_eq!(buffer.0.lock().stream.writes.concat(), sent);
             buffer.poll_flush(&mut context());
-            prop_assert!(corked(&buffer).chunks(2).all(|pair| pair == [true, false]), "corked");
+            prop_assert_eq!(held(&buffer), 0);
+            prop_assert!(!buffer.0.lock().has_room);
         }
     }
 }

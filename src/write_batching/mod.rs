@@ -3,7 +3,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `buffer` | collects the small writes of one poll of a connection, and sends the large ones in full segments |
+//! | `buffer` | collects what one poll of a connection writes |
 //! | `responses` | server: a connection is polled once the calls that were woken together have their responses |
 //! | `requests` | client: a connection writes once the bodies of the requests that it has begun are there, too |
 //!
@@ -13,6 +13,6 @@ mod buffer;
 mod requests;
 mod responses;
 
-pub use buffer::{Collecting, LargeWrites, WriteBuffer, write_buffer};
+pub use buffer::{Collecting, Room, WriteBuffer, write_buffer};
 pub use requests::RequestBatching;
 pub use responses::batch_responses;

@@ -141,7 +141,7 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
     let by_handler = Arc::clone(&seen);
     let handler = move |_: &Arc<Intake>, _: &ClientName, _: Option<IpAddr>| {
         let seen = Arc::clone(&by_handler);
-        move |request: Request<Incoming>, _: Transport| {
+        let respond = move |request: Request<Incoming>, _: Transport| {
             let seen = Arc::clone(&seen);
             async move {
                 let (parts, body) = request.into_parts();
@@ -155,7 +155,8 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
                 });
                 Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"seen"))))
             }
-        }
+        };
+        (respond, None)
     };
     let server = server(&config);
     let place = config.connections.place_now().unwrap();

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::super::connections::ConnectionLimits;
 use super::*;
+use crate::limits::{BufferMetrics, CallBuffers, CallKind, ClientAccount};
 use crate::net;
 use crate::telemetry::Metrics;
 use crate::telemetry::exposition::Format;
@@ -45,11 +46,22 @@ fn config(max_age: Option<Duration>) -> ServeConfig {
 /// A client of a connection whose requests are answered by `body_bytes` each, and the time at which the connection
 /// has been closed.
 fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Duration>) {
+    connect_counted(config, body_bytes, None)
+}
+
+/// Client as of [`connect`], of a connection whose unsent bytes count in `account`.
+fn connect_counted(
+    config: ServeConfig,
+    body_bytes: usize,
+    account: Option<Arc<ClientAccount>>,
+) -> (UnixStream, JoinHandle<Duration>) {
     let (client, stream) = UnixStream::pair().unwrap();
     let handler = move |_: &Arc<Intake>, _: &ClientName, _: Option<std::net::IpAddr>| {
-        move |_: Request<Incoming>, _: Transport| async move {
+        let respond = move |_: Request<Incoming>, _: Transport| async move {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'v'; body_bytes]))))
-        }
+        };
+        let unsent = account.as_ref().map(|account| account.hold(CallKind::Sending));
+        (respond, unsent)
     };
     let begun = Instant::now();
     let place = config.connections.place_now().unwrap();
@@ -188,6 +200,48 @@ async fn silent_connection_is_closed_and_counted() {
     let text = metrics.encode(Format::Text);
     let line = "rangecache_client_connections_closed_total{listener=\"metrics\",reason=\"silent\"} 1";
     assert!(text.contains(line), "{text}");
+}
+
+/// Sends an HTTP/2 request, with a window in which the whole response fits.
+async fn request_http2(client: &mut UnixStream) {
+    const WINDOW_BYTES: [u8; 4] = (16_u32 << 20).to_be_bytes();
+    let settings = [&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4][..], &WINDOW_BYTES].concat();
+    let update = [&[0, 0, 4, 8, 0, 0, 0, 0, 0][..], &WINDOW_BYTES].concat();
+    // GET, http, / and the authority "a", in a stream that ends.
+    let headers = b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01a";
+    let bytes = [&HTTP2[..24], &settings, &update, headers].concat();
+    client.write_all(&bytes).await.unwrap();
+}
+
+#[tokio::test]
+async fn unread_response_counts_what_its_connection_has_collected() {
+    const BODY_BYTES: usize = 8 << 20;
+    let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());
+    let account = buffers.account(0, Arc::default());
+    let (mut client, _closed) = connect_counted(config(None), BODY_BYTES, Some(account));
+    let mut other = buffers.account(0, Arc::default()).hold(CallKind::Request);
+    // Half of three quarters of the buffers is free only as long as no other connection holds something.
+    let mut is_free = async || {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let is_free = other.grow_if_free(384 << 10);
+        other.shrink_to(0);
+        is_free
+    };
+    assert!(is_free().await);
+    request_http2(&mut client).await;
+    let waiting = async { while is_free().await {} };
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .expect("what was collected does not count");
+    let mut read = 0;
+    let mut part = vec![0; 1 << 16];
+    while read < BODY_BYTES {
+        read += client.read(&mut part).await.unwrap();
+    }
+    let waiting = async { while !is_free().await {} };
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .expect("what was sent counts");
 }
 
 #[test]
