@@ -447,6 +447,45 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
+/// Numbers are given once and in the order of dates, so that a link to a decision stays right.
+#[test]
+fn every_decision_has_a_number_of_its_own_a_date_and_a_status() {
+    let page = read("docs/decisions.md");
+    let mut decisions = BTreeMap::new();
+    let lines: Vec<&str> = page.lines().collect();
+    for (at, line) in lines.iter().enumerate() {
+        let Some(heading) = line.strip_prefix("### ") else {
+            continue;
+        };
+        let number = heading
+            .split_once(". ")
+            .and_then(|(number, _)| number.parse::<usize>().ok());
+        let number = number.unwrap_or_else(|| panic!("{heading:?} begins with no number"));
+        let status = lines.get(at + 2).copied().unwrap_or_default();
+        let (date, status) = status.split_once(", ").unwrap_or_default();
+        let is_date = date.len() == 10 && date.split('-').all(|part| part.parse::<u16>().is_ok());
+        assert!(is_date, "decision {number} has no date below its heading");
+        let replaced_by = status
+            .strip_prefix("replaced by ")
+            .and_then(|by| by.trim_end_matches('.').parse::<usize>().ok());
+        assert!(
+            status == "in force." || replaced_by.is_some_and(|by| by > number),
+            "decision {number} is neither in force nor replaced by a later one: {status:?}"
+        );
+        assert_eq!(
+            decisions.insert(number, date),
+            None,
+            "two decisions have the number {number}"
+        );
+    }
+    assert_eq!(
+        decisions.len(),
+        decisions.keys().max().copied().unwrap_or(0),
+        "a number is missing"
+    );
+    assert!(decisions.values().is_sorted(), "{decisions:?}");
+}
+
 #[test]
 fn relative_links_resolve() {
     for page in pages() {
