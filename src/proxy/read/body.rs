@@ -16,9 +16,8 @@ use crate::mirror::view::Mirror;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
-/// its connection's buffers (I5). With an entry of up to 1 KB beyond it, a piece is seven frames of 16 KB, which leave in one
-/// write (`write_batching/buffer.rs`).
-const PIECE_BYTES: usize = 111 << 10;
+/// its connection's buffers (I5).
+const PIECE_BYTES: usize = 128 << 10;
 /// Longest response or chunk that is produced as one piece, in bytes.
 const SMALL_BYTES: u64 = 16 << 10;
 
