@@ -19,15 +19,16 @@ pub async fn restore(world: &World) {
     (0..MEMBERS).for_each(|member| members.kill(member));
     let lost = 1 + chance.below(if chance.one_in(3) { 120 } else { 40 });
     let (is_new_cluster, is_hidden) = (chance.one_in(3), chance.one_in(2));
-    let before = cluster.change(|state| {
+    let (before, compactable) = cluster.change(|state| {
         let newest = state.history().newest().revision;
         let entries = state.history().len().saturating_sub(lost).max(1);
         let mut history = state.history().truncated(entries);
+        let compactable = history.compactable;
         if is_new_cluster {
             // Its raft log has nothing to do with the one before.
             state.term = 1 + chance.below(20) as u64;
             history.begin_cluster(state.term, chance.below(60) as u64);
-        } else if is_hidden {
+        } else {
             // The newest events are all that shows such a restore: docs/consistency.md says what follows without them.
             history.compactable = history.newest().revision;
         }
@@ -36,7 +37,7 @@ pub async fn restore(world: &World) {
             "restored: {from:?} becomes {to:?}, hidden: {is_hidden}, another cluster: {is_new_cluster}"
         ));
         state.replace_history(history);
-        newest
+        (newest, compactable)
     });
     for member in 0..MEMBERS {
         members.restart(member);
@@ -69,6 +70,9 @@ pub async fn restore(world: &World) {
         sleep(chance.millis(0..100)).await;
         (0..MEMBERS).for_each(|member| members.cut_off(member, From::Rangecache));
         sleep(chance.millis(500..4_000)).await;
+    } else if !is_new_cluster {
+        // Rangecache sees it before much is written.
+        cluster.change(|state| state.history_mut().compactable = compactable);
     }
     (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
 }

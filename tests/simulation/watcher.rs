@@ -24,9 +24,6 @@ use crate::trace::Trace;
 const WATCHES: usize = 3;
 /// Length of a long key without its prefix.
 const LONG_KEY_BYTES: usize = 2_000;
-/// Bound on the time until the last writes have arrived.
-const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// Requests and responses of one stream.
 pub struct Transcript {
     pub name: String,
@@ -55,6 +52,8 @@ pub struct Watcher {
     pub has_long_keys: bool,
     /// User whose token its streams have.
     pub user: Option<User>,
+    /// Bound on the time until the last writes have arrived.
+    pub last_writes_timeout: Duration,
 }
 
 /// An open stream.
@@ -75,7 +74,7 @@ impl Watcher {
             let end = Instant::now() + self.chance.millis(200..8_000);
             watches = self.stream(watches, end, &stop).await;
         }
-        let end = Instant::now() + LAST_WRITES_TIMEOUT;
+        let end = Instant::now() + self.last_writes_timeout;
         while Instant::now() < end && !watches.iter().all(|watch| self.is_complete(watch)) {
             watches = self.stream(watches, end, &stop).await;
         }

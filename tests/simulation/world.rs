@@ -33,6 +33,10 @@ const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 /// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
 const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// Bound on the time until watches have got the last writes. With `--shadow` it is the recovery bound: a watch that etcd serves
+/// may be at the stuck member until memory serves everything.
+const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// The parts that faults change.
 pub struct World {
     pub cluster: Arc<Cluster>,
@@ -144,6 +148,10 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             chance: Chance::new(seed, 20 + number),
             has_long_keys: settings.is_watch_memory_small(),
             user: settings.user(&world.chance),
+            last_writes_timeout: match settings.is_shadowed {
+                true => SHADOWED_RECOVERY_TIMEOUT,
+                false => LAST_WRITES_TIMEOUT,
+            },
         };
         watchers.spawn(watcher.run(stop.clone()));
     }
