@@ -184,7 +184,7 @@ fn stream_over_two_mirrors_gets_nothing_of_another_history() {
 
 /// The stream waits for room for an event of a mirror that is removed then: nothing of that mirror ends its watcher.
 #[test]
-fn stream_that_waits_for_room_is_told_of_another_history_before_it_is_shown() {
+fn stream_that_waits_for_room_ends_watchers_of_a_lost_history_before_it_shows_the_next() {
     run(async {
         let world = world([put("/sim/a/0", "zero"), put("/sim/b/0", "zero")]).await;
         let settings = Settings {
