@@ -198,6 +198,9 @@ async fn write_elsewhere(etcd: &Client, stop: &AtomicBool) -> Result<(), String>
 async fn reads_are_never_stale(etcd: &Etcd, rangecache: &Rangecache, pause: Option<Duration>) {
     let scene = Arc::new(Scene::new());
     scene.bank.open(&etcd.client().await).await;
+    // From now on a serializable read, too, has the accounts: it is not older than this one.
+    let opened = scene.read_all(&rangecache.client().await, false).await;
+    opened.expect("the accounts are read");
     let mut tasks = JoinSet::new();
     for n in 0..scene.registers.len() {
         let (scene, etcd) = (scene.clone(), etcd.client().await);
