@@ -30,7 +30,7 @@ use super::intake::Intake;
 use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 
-/// Free bytes that a connection needs to send another frame while frames of it wait to be sent: more than most frames have.
+/// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
 const FRAME_BYTES: u64 = 128 << 10;
 
 /// Bytes up to which a connection may use the last quarter.

@@ -24,6 +24,7 @@ use crate::trace::Trace;
 const WATCHES: usize = 3;
 /// Length of a long key without its prefix.
 const LONG_KEY_BYTES: usize = 2_000;
+
 /// Requests and responses of one stream.
 pub struct Transcript {
     pub name: String,

@@ -32,7 +32,6 @@ const PAGE_KEYS: i64 = 2;
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 /// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
 const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
-
 /// Bound on the time until watches have got the last writes. With `--shadow` it is the recovery bound: a watch that etcd serves
 /// may be at the stuck member until memory serves everything.
 const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
