@@ -343,15 +343,12 @@ impl CallBytes {
     /// # Errors
     /// [`BudgetExceeded`] if the connection may not hold them.
     pub fn try_grow(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
-        let fitted = self.fit(bytes);
-        match fitted {
-            Ok(()) => self.add(bytes),
-            Err(BudgetExceeded) => {
-                self.account.delay_after_refusal();
-                self.record_refusal();
-            }
+        if self.grow_if_free(bytes) {
+            return Ok(());
         }
-        fitted
+        self.account.delay_after_refusal();
+        self.record_refusal();
+        Err(BudgetExceeded)
     }
 
     /// Grows by `bytes` if the connection may hold them now. It can do without them: nothing is delayed or counted as refused
