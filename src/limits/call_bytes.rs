@@ -372,8 +372,7 @@ impl CallBytes {
             let millis = (bytes - USUAL_CALL_BYTES).div_ceil(BYTES_PER_MILLISECOND);
             account.intake.delay(Duration::from_millis(millis));
         }
-        if self.fit(bytes).is_ok() {
-            self.add(bytes);
+        if self.grow_if_free(bytes) {
             return Ok(());
         }
         let queued = (bytes <= QUEUED_MAX_BYTES)
