@@ -1,30 +1,22 @@
-//! Generates the client stubs for the calls that rangecache makes itself, from our own minimal protocol definitions, and
-//! determines the commit that is built.
+//! Determines the commit that is built.
 
 use std::path::Path;
 use std::process::Command;
 
 /// Files from which the binary is built. The commit is determined again only when one of them changes: a commit without changes
 /// here is the same program, and does not cost a build.
-const SOURCES: [&str; 5] = ["src", "proto", "build.rs", "Cargo.toml", "Cargo.lock"];
+const SOURCES: [&str; 6] = ["crates", "src", "proto", "build.rs", "Cargo.toml", "Cargo.lock"];
 
 /// Variable that names the commit where there is no git tree, as in the build of an image.
 const COMMIT: &str = "RANGECACHE_BUILD_COMMIT";
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() {
     for source in SOURCES {
         println!("cargo:rerun-if-changed={source}");
     }
     println!("cargo:rerun-if-env-changed={COMMIT}");
     // cargo sets it for processes that it runs, too: under a name that is no setting of rangecache.
     println!("cargo:rustc-env=BUILD_COMMIT={}", commit());
-    let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
-    tonic_prost_build::configure()
-        .build_server(false)
-        .build_transport(false)
-        .bytes(".")
-        .compile_fds(descriptors)?;
-    Ok(())
 }
 
 /// Commit of the sources, `-dirty` behind it if they differ from it; `unknown` without a git tree.

@@ -12,10 +12,10 @@ use std::{collections::BTreeMap, hint::black_box, ops::ControlFlow, sync::Arc, t
 
 use bytes::Buf as _;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use rangecache::cache::{
+use etcd_store::cache::{
     Answer, Change, Dialect, Entry, HistoryLimits, RangeQuery, ResponseHeader, Selected, Store, Tree, select,
 };
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

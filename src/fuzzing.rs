@@ -3,7 +3,14 @@
 //! Each target lies in the room that it tests. It compares with a model, or with another decoder, and panics at a
 //! difference.
 
-use crate::{cache, config, grpc, mirror, protobuf, proxy, server};
+use etcd_store::cache;
+use etcd_wire::{grpc, protobuf};
+
+use rangecache_edge::server;
+
+use rangecache_mirror as mirror;
+
+use crate::{config, proxy};
 
 /// A target and its name, which is that of its program and of the folder of its corpus.
 #[derive(Clone, Copy, Debug)]

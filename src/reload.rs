@@ -11,10 +11,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::Serving;
 use crate::config::{LiveConfig, RELOADABLE, Setting, bounds};
-use crate::mirror::Mirrors;
 use crate::proxy::Proxy;
-use crate::telemetry::Telemetry;
-use crate::telemetry::log::LogLevel;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_base::telemetry::log::LogLevel;
+use rangecache_mirror::Mirrors;
 
 /// Reloads that may wait.
 const MAX_WAITING: usize = 8;

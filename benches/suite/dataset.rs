@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use prost::Message;
-use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 
 use crate::client::{Connection, Method};
 use crate::load::Op;

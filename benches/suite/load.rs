@@ -26,7 +26,7 @@ pub(crate) struct Op {
 
 impl Op {
     /// A Range.
-    pub(crate) fn range(request: &rangecache::etcdserverpb::RangeRequest) -> Self {
+    pub(crate) fn range(request: &etcd_wire::etcdserverpb::RangeRequest) -> Self {
         Op {
             method: Method::Range,
             body: crate::wire::frame(request),

@@ -1,8 +1,8 @@
 //! The requests of the suite, and the gRPC frame around messages.
 
 use bytes::{BufMut, Bytes, BytesMut};
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use prost::Message;
-use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 use testkit::pb::{KeyValue, prefix_end};
 
 /// A message with its gRPC prefix, not compressed.

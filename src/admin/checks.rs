@@ -8,10 +8,10 @@ use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, Severity};
-use crate::mirror::history::Auth;
-use crate::telemetry::{Metrics, Reason};
-use crate::upstream::gates::{GateState, VersionGate};
-use crate::upstream::{ClusterOfEndpoint, UserProblem, Version};
+use rangecache_base::telemetry::{Metrics, Reason};
+use rangecache_mirror::history::Auth;
+use rangecache_upstream::gates::{GateState, VersionGate};
+use rangecache_upstream::{ClusterOfEndpoint, UserProblem, Version};
 
 /// Facts that findings are made from.
 #[derive(Debug)]
@@ -376,7 +376,7 @@ fn budget(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::gates;
+    use rangecache_upstream::gates;
 
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
         EndpointStatus {

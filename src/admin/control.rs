@@ -5,7 +5,7 @@ use http::{Method, StatusCode};
 use serde_json::json;
 
 use super::handles::Handles;
-use crate::net::Transport;
+use rangecache_base::net::Transport;
 
 /// Status and JSON of a response.
 pub(super) type Controlled = (StatusCode, serde_json::Value);

@@ -10,10 +10,10 @@ use super::metrics::ShownMetrics;
 use super::prefixes::Prefixes;
 use super::status::samples::{ReadCounts, Recent};
 use crate::config::LiveConfig;
-use crate::mirror::Mirrors;
 use crate::reload::ReloadHandle;
-use crate::telemetry::Telemetry;
-use crate::upstream::Upstream;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::Upstream;
 
 /// Handles to mirrors, endpoints and telemetry, with the samples for the page.
 #[derive(Debug)]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use prometheus_client::metrics::gauge::Gauge;
 
-use crate::limits::{BufferMetrics, OpenConnections};
-use crate::mirror::{FreshnessMetrics, PrefixMetrics};
 use crate::proxy::metrics::ProxyMetrics;
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::metric_group;
-use crate::tls::TlsMetrics;
+use rangecache_base::telemetry::Metrics;
+use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_edge::limits::{BufferMetrics, OpenConnections};
+use rangecache_edge::tls::TlsMetrics;
+use rangecache_mirror::{FreshnessMetrics, PrefixMetrics};
 
 metric_group! {
     /// Responses of the metrics listener.

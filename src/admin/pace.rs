@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
-use crate::faults::{self, Fault};
+use rangecache_base::faults::{self, Fault};
 
 /// A number of requests per second, which take turns in the order of their arrival. One that is dropped while it waits
 /// has used up nothing.

@@ -10,8 +10,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::metrics::ShownMetrics;
-use crate::mirror::{Mirrors, prefix_sizes};
-use crate::telemetry::prefixes::PrefixCounts;
+use rangecache_base::telemetry::prefixes::PrefixCounts;
+use rangecache_mirror::{Mirrors, prefix_sizes};
 
 /// Shortest time between two determinations.
 const INTERVAL: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use super::handles::Handles;
 use crate::diagnosis::{self, Severity};
-use crate::mirror::history::Auth;
-use crate::telemetry::Reason;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
 
 /// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.
 pub(super) fn is_ready(handles: &Handles) -> bool {

@@ -24,16 +24,16 @@ use super::prefixes::Prefixes;
 use super::renderings::Renderings;
 use super::status::samples::{INTERVAL, ReadCounts, Recent};
 use super::{page, process, readiness, status};
-use crate::browser::BrowserRules;
 use crate::config::LiveConfig;
-use crate::mirror::Mirrors;
-use crate::net::Transport;
-use crate::panics::restarting;
 use crate::reload::ReloadHandle;
-use crate::server::{ConnectionLimits, Connections, Listener, ServeConfig};
-use crate::telemetry::Telemetry;
-use crate::telemetry::exposition::Format;
-use crate::upstream::Upstream;
+use rangecache_base::net::Transport;
+use rangecache_base::panics::restarting;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_base::telemetry::exposition::Format;
+use rangecache_edge::browser::BrowserRules;
+use rangecache_edge::server::{ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::Upstream;
 
 /// Methods that are served.
 const READS: &str = "GET, HEAD";

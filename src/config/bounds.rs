@@ -118,6 +118,13 @@ mod tests {
     use clap::{CommandFactory, Parser};
 
     use super::*;
+    use rangecache_edge::limits::{
+        FIXED_BYTES, MIN_BUFFER_BYTES, connections_memory, default_buffer_bytes, default_connections,
+        default_handshakes,
+    };
+
+    use crate::proxy::default_watch_bytes;
+    use rangecache_mirror::default_cache_bytes;
 
     #[test]
     fn alerts_and_dashboard_name_only_bounds_of_the_list() {
@@ -153,5 +160,38 @@ mod tests {
             let may_be_off = bound.flag.starts_with("client-max-");
             assert_eq!(bound.value(&config) > 0.0, !may_be_off, "{bound:?}");
         }
+    }
+
+    #[test]
+    fn default_bounds_together_stay_below_the_memory_limit() {
+        for mib in [128, 256, 512, 1024, 2048, 16_384, 262_144] {
+            let memory = mib << 20;
+            let (cache, watches) = (default_cache_bytes(memory), default_watch_bytes(memory));
+            let buffers = default_buffer_bytes(memory, cache + watches);
+            let waiting_calls = buffers / 8;
+            let all = [
+                cache,
+                watches,
+                buffers,
+                waiting_calls,
+                connections_memory(memory),
+                FIXED_BYTES,
+            ];
+            assert!(all.iter().sum::<u64>() <= memory, "{mib} MiB: {all:?}");
+        }
+        assert_eq!(default_buffer_bytes(1 << 30, 1 << 30), MIN_BUFFER_BYTES);
+        let defaults = |mib: u64| {
+            let memory = mib << 20;
+            let (cache, watches) = (default_cache_bytes(memory), default_watch_bytes(memory));
+            let buffers = default_buffer_bytes(memory, cache + watches);
+            (
+                [cache, watches, buffers].map(|bytes| bytes >> 20),
+                default_connections(memory),
+                default_handshakes(memory),
+            )
+        };
+        assert_eq!(defaults(512), ([288, 32, 56], 256, 170));
+        assert_eq!(defaults(2_048), ([1_440, 64, 192], 1_024, 256));
+        assert_eq!(defaults(65_536), ([49_056, 64, 2_048], 16_384, 256));
     }
 }

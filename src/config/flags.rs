@@ -4,14 +4,14 @@ use clap::Parser;
 
 use super::file::FileConfig;
 use super::process::ProcessConfig;
-use crate::limits::{ClientsConfig, LimitsConfig};
-use crate::mirror::MirrorConfig;
-use crate::net::Url;
 use crate::proxy::{ForwardConfig, WatchConfig};
-use crate::server::ListenConfig;
-use crate::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
-use crate::tls::{TlsConfig, TlsFlagError};
-use crate::upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
+use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
+use rangecache_edge::server::ListenConfig;
+use rangecache_edge::tls::{TlsConfig, TlsFlagError};
+use rangecache_mirror::MirrorConfig;
+use rangecache_upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 
 /// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
 #[derive(Parser, Debug, Clone)]

@@ -6,9 +6,9 @@ use arc_swap::Guard;
 
 use super::environment::Setting;
 use super::flags::Config;
-use crate::flags::Live;
-use crate::mirror::MirrorConfig;
 use crate::proxy::ForwardConfig;
+use rangecache_base::flags::Live;
+use rangecache_mirror::MirrorConfig;
 
 /// A flag that a reload changes. Every other one needs a restart.
 #[derive(Debug)]

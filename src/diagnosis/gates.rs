@@ -1,7 +1,7 @@
 //! States of the version gates in words.
 
 use super::finding::{Finding, Severity};
-use crate::upstream::gates::{GateState, VersionGate};
+use rangecache_upstream::gates::{GateState, VersionGate};
 
 /// State of `gate` in words, with its severity.
 #[must_use]
@@ -55,8 +55,8 @@ pub fn finding(gate: &VersionGate, state: GateState) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::Version;
-    use crate::upstream::gates::{ALL, PROGRESS_NOTIFICATIONS, RANGE_STREAM};
+    use rangecache_upstream::Version;
+    use rangecache_upstream::gates::{ALL, PROGRESS_NOTIFICATIONS, RANGE_STREAM};
 
     #[test]
     fn closed_gate_that_forwards_reads_is_a_warning_with_the_versions_to_upgrade_to() {

@@ -1,7 +1,7 @@
 //! Outcomes and reasons of reads in words for operators, and what to do about them.
 
-use crate::telemetry::outcome::{Failure, Read};
-use crate::telemetry::{Outcome, Reason};
+use rangecache_base::telemetry::outcome::{Failure, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
 
 /// Reason of an outcome in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -323,7 +323,7 @@ pub fn explain_reason(reason: Reason) -> Explanation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::gates::PROGRESS_NOTIFICATIONS;
+    use rangecache_upstream::gates::PROGRESS_NOTIFICATIONS;
 
     #[test]
     fn version_gate_names_the_versions_of_the_gate() {

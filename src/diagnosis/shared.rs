@@ -2,8 +2,8 @@
 
 use super::finding::{Finding, Severity};
 use super::reasons;
-use crate::telemetry::Reason;
-use crate::upstream::{ClusterOfEndpoint, UserProblem};
+use rangecache_base::telemetry::Reason;
+use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 
 /// Finding for an etcd with auth on while `--user` is not set.
 #[must_use]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser as _};
 
 use crate::config::Config;
-use crate::net::Url;
-use crate::upstream::Secret;
+use rangecache_base::net::Url;
+use rangecache_upstream::Secret;
 
 /// Flags of `rangecache diff`.
 #[derive(Args, Debug, Clone)]

@@ -20,10 +20,10 @@ use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
 
-use crate::cache::Entry;
-use crate::telemetry::Metrics;
-use crate::upstream::Credentials;
+use etcd_store::cache::Entry;
 pub use flags::DiffConfig;
+use rangecache_base::telemetry::Metrics;
+use rangecache_upstream::Credentials;
 use side::Side;
 
 /// Exit code if the endpoints cannot be compared.

@@ -10,13 +10,13 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::flags::DiffConfig;
-use crate::cache::Entry;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::keyspace::{prefix_end, successor};
-use crate::net::Url;
-use crate::tls::Connector;
-use crate::upstream::{self, Connection, Credentials, header_request};
+use etcd_store::cache::Entry;
+use etcd_store::keyspace::{prefix_end, successor};
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_base::net::Url;
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::{Connection, Credentials, header_request};
 
 /// Timeout of each call, and of the attempt to connect.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -57,12 +57,13 @@ impl Side {
         tasks: &TaskTracker,
     ) -> Result<Side, String> {
         let deadline = Instant::now() + CALL_TIMEOUT;
-        let (connection, _driver) = upstream::open_once(connector, url, credentials, tasks, deadline)
-            .await
-            .map_err(|error| format!("{name}: {error}"))?;
+        let (connection, _driver) =
+            rangecache_upstream::open_once(connector, url, credentials, tasks, deadline)
+                .await
+                .map_err(|error| format!("{name}: {error}"))?;
         timeout(
             CALL_TIMEOUT,
-            upstream::authenticate_once(credentials, &connection),
+            rangecache_upstream::authenticate_once(credentials, &connection),
         )
         .await
         .map_err(|_| format!("{name}: {url} issued no token within {CALL_TIMEOUT:?}"))?

@@ -10,7 +10,7 @@ use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report};
 use crate::config::Config;
-use crate::tls::{CertificateFacts, Connector, look_at_file};
+use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Remaining validity below which a certificate is reported.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::model::Cost;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::upstream::Connection;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_upstream::Connection;
 
 /// Timeout of each call, and of each attempt to connect.
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,10 +10,10 @@ use super::model::{Area, AuthFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::{self, Severity, different_clusters};
-use crate::etcdserverpb::cluster_client::ClusterClient;
-use crate::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
-use crate::upstream::gates::{self, EndpointReport};
-use crate::upstream::{ClusterOfEndpoint, OldEtcd, RangeStream, Role, Version};
+use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
+use etcd_wire::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
+use rangecache_upstream::gates::{self, EndpointReport};
+use rangecache_upstream::{ClusterOfEndpoint, OldEtcd, RangeStream, Role, Version};
 
 /// Adds findings on the endpoints, the members that are not endpoints, and the version gates.
 pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFacts, report: &mut Report) {

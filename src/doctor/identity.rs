@@ -9,10 +9,10 @@ use super::members::Member;
 use super::model::{Area, AuthFacts, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::{Severity, no_own_user, user_problem};
-use crate::etcdserverpb::RangeRequest;
-use crate::keyspace::scope::{Scope, scopes};
-use crate::tls::Connector;
-use crate::upstream::{
+use etcd_store::keyspace::scope::{Scope, scopes};
+use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::{
     Connection, Credentials, UserProblem, authenticate_once, check_read_permission, is_refusal,
 };
 

@@ -13,10 +13,10 @@ use super::client::{CALL_TIMEOUT, describe_status, timed_out};
 use super::model::{Area, EndpointFacts, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::duration;
-use crate::etcdserverpb::StatusResponse;
-use crate::net::Url;
-use crate::tls::Connector;
-use crate::upstream::{self, Connection, Credentials, Role, Version, anonymous_check, is_refusal};
+use etcd_wire::etcdserverpb::StatusResponse;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::{Connection, Credentials, Role, Version, anonymous_check, is_refusal};
 
 /// Number of quorum checks, of which the median is reported.
 const QUORUM_READS: usize = 5;
@@ -75,13 +75,13 @@ pub(super) async fn connect(
 ) -> Vec<Member> {
     let each = config.etcd.endpoints.iter().map(async |url| {
         let deadline = Instant::now() + CALL_TIMEOUT;
-        let mut link = upstream::open_once(connector, url, credentials, tasks, deadline)
+        let mut link = rangecache_upstream::open_once(connector, url, credentials, tasks, deadline)
             .await
             .map(|(connection, driver)| Link { connection, driver })
             .map_err(|error| without_url(&error.to_string(), url));
         let mut serves = None;
         if let Ok(open) = &mut link {
-            serves = timeout(CALL_TIMEOUT, upstream::is_serving(&open.connection))
+            serves = timeout(CALL_TIMEOUT, rangecache_upstream::is_serving(&open.connection))
                 .await
                 .ok();
             // A peer that closes the connection instead of responding is not etcd, or expects TLS.

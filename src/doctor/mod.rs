@@ -43,9 +43,9 @@ use tokio_util::task::TaskTracker;
 pub use flags::DoctorConfig;
 pub(crate) use text::Style;
 
-use crate::telemetry::Metrics;
-use crate::upstream::Credentials;
 use model::{Area, Report};
+use rangecache_base::telemetry::Metrics;
+use rangecache_upstream::Credentials;
 
 /// Consequence of files and users that cannot be used.
 const NO_START: &str = "fix it first: rangecache does not start with it";

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::Serialize;
 
 use crate::diagnosis::{Finding, Severity};
-use crate::keyspace::PrefixGroup;
+use etcd_store::keyspace::PrefixGroup;
 
 /// Subject of a finding, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

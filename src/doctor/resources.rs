@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::model::{KeyGroup, Keyspace, SizeSample};
-use crate::keyspace::PrefixGroup;
+use etcd_store::keyspace::PrefixGroup;
 
 /// Prefix of the resource that a key or a prefix belongs to: its first two parts, `/registry/pods/`; the first three of
 /// resources in a group, `/registry/apps.example.com/jobs/`, and of the two kinds of Kubernetes' services. A prefix with fewer

@@ -5,10 +5,10 @@ use tokio::time::Instant;
 
 use super::client::PacedClient;
 use super::model::{KeyGroup, SizeSample};
-use crate::cache::Entry;
-use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::keyspace::successor;
-use crate::upstream::{pace, page_limit};
+use etcd_store::cache::Entry;
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_upstream::{pace, page_limit};
 
 /// Keys that one sample reads.
 const SAMPLE_KEYS: i64 = 8;
@@ -173,7 +173,7 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Tree;
+    use etcd_store::cache::Tree;
 
     /// A KeyValue in etcd's encoding.
     fn entry(key: &str, value_bytes: usize) -> Entry {

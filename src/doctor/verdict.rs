@@ -4,7 +4,7 @@ use super::model::{Area, KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report
 use crate::config::Config;
 use crate::diagnosis::Severity;
 use crate::diagnosis::format::{bytes, counted, duration};
-use crate::keyspace::scope::{Scope, scopes};
+use etcd_store::keyspace::scope::{Scope, scopes};
 
 /// Bytes that a modification keeps in the history in addition to the entry that it replaced.
 const CHANGE_BYTES: u64 = 150;
@@ -273,7 +273,7 @@ mod tests {
     use super::super::model::{Cost, SizeSample};
     use super::super::resources::resource_of;
     use super::*;
-    use crate::keyspace::PrefixGroup;
+    use etcd_store::keyspace::PrefixGroup;
 
     /// Group of `keys` keys of 1 KiB each, mirrored or not.
     fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> KeyGroup {

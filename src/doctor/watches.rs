@@ -15,9 +15,9 @@ use super::model::{Area, Report, WatchFacts};
 use crate::config::Config;
 use crate::diagnosis::format::counted;
 use crate::diagnosis::{Finding, Severity};
-use crate::keyspace::scope::scopes;
-use crate::net::Url;
-use crate::tls::{Connector, Protocol};
+use etcd_store::keyspace::scope::scopes;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::{Connector, Protocol};
 
 /// Longest metrics of a member that are read, in bytes.
 const MAX_METRICS_BYTES: usize = 16 << 20;

@@ -2,7 +2,7 @@
 
 use prometheus_client::metrics::counter::Counter;
 
-use crate::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::metric_group;
 
 metric_group! {
     /// Spans for a collector. Without one they are not exported.

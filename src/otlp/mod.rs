@@ -24,11 +24,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::instance;
-use crate::telemetry::Metrics;
-use crate::telemetry::trace::{Span, Tracer};
-use crate::tls;
 use metrics::SpanMetrics;
+use rangecache_base::instance;
+use rangecache_base::telemetry::Metrics;
+use rangecache_base::telemetry::trace::{Span, Tracer};
+use rangecache_edge::tls;
 pub use settings::{IgnoredOtel, OtelConfig};
 use transport::CollectorConnector;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use http::{HeaderName, Uri};
 use opentelemetry_sdk::trace::Sampler;
 
-use crate::net::{Address, Url};
+use rangecache_base::net::{Address, Url};
 
 /// Transport of OTLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,8 +23,8 @@ use tonic::transport::Endpoint;
 use tower_service::Service;
 
 use super::settings::{OtelConfig, Protocol};
-use crate::net::{self, Stream, Url};
-use crate::tls;
+use rangecache_base::net::{self, Stream, Url};
+use rangecache_edge::tls;
 
 /// Retries with doubling pauses: more than six seconds in all, in which a collector may restart.
 const RETRIES: usize = 6;

@@ -6,11 +6,11 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::USER_AGENT;
 
-use crate::grpc::metadata::CREDENTIALS;
-use crate::limits::ClientAccount;
-use crate::telemetry::clients::{
+use etcd_wire::grpc::metadata::CREDENTIALS;
+use rangecache_base::telemetry::clients::{
     ClientCall, ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats,
 };
+use rangecache_edge::limits::ClientAccount;
 
 /// Client of one connection. With a certificate, every call is that client's; otherwise a call with a token is that of
 /// the token's user, if etcd issued the token through this process.
@@ -102,7 +102,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::limits::{BufferMetrics, CallBuffers};
+    use rangecache_edge::limits::{BufferMetrics, CallBuffers};
 
     fn headers(token: Option<&'static str>) -> HeaderMap {
         let mut headers = HeaderMap::new();

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::flags::{Live, parse_bytes, parse_duration, parse_share};
-use crate::limits::{ClientsConfig, LimitsConfig};
-use crate::memory;
-use crate::server::ListenConfig;
+use rangecache_base::flags::{Live, parse_bytes, parse_duration, parse_share};
+use rangecache_base::memory;
+use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
+use rangecache_edge::server::ListenConfig;
 
 /// Highest default of `--watch-max-bytes`.
 const MAX_DEFAULT_WATCH_BYTES: u64 = 64 << 20;

@@ -7,10 +7,10 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 
-use crate::grpc::CallMetadata;
-use crate::grpc::metadata::OWN_PREFIX;
-use crate::telemetry::Reason;
-use crate::upstream::Version;
+use etcd_wire::grpc::CallMetadata;
+use etcd_wire::grpc::metadata::OWN_PREFIX;
+use rangecache_base::telemetry::Reason;
+use rangecache_upstream::Version;
 
 /// First version whose text is known.
 const FIRST_VERSION: (u32, u32) = (3, 5);

@@ -17,17 +17,17 @@ use super::members::AdvertisedMember;
 use super::metrics::ProxyTelemetry;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
-use crate::browser::BrowserRules;
-use crate::flags::Live;
-use crate::limits::{
+use rangecache_base::flags::Live;
+use rangecache_base::panics::restarting;
+use rangecache_base::telemetry::clients::ClientName;
+use rangecache_base::telemetry::{Reason, Telemetry};
+use rangecache_edge::browser::BrowserRules;
+use rangecache_edge::limits::{
     Admission, Buffers, CallBuffers, CallBytes, CallKind, ClientAccount, ClientLimits, ClientsConfig, Intake,
     LimitsConfig, OpenConnections, Turns,
 };
-use crate::mirror::Mirrors;
-use crate::panics::restarting;
-use crate::telemetry::clients::ClientName;
-use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::Upstream;
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::Upstream;
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);

@@ -27,11 +27,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::metrics::AbortedResponses;
 use super::source::{BodySource, FrameBytes, Polled};
-use crate::cache::Rope;
-use crate::limits::ByteBudget;
-use crate::mirror::Mirrors;
-use crate::telemetry::metrics::Source;
-use crate::upstream::BoxError;
+use etcd_store::cache::Rope;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_edge::limits::ByteBudget;
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::BoxError;
 
 /// Interval of the check for idle responses.
 const TICK: Duration = Duration::from_secs(5);
@@ -355,7 +355,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::mirror::{HeldView, HeldViews};
+    use rangecache_mirror::{HeldView, HeldViews};
 
     /// Source of frames that waits while `waits` is set.
     #[derive(Debug, Default)]

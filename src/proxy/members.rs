@@ -6,13 +6,13 @@ use hyper::body::Incoming;
 use serde_json::json;
 
 use super::response::ResponseBody;
-use crate::etcdserverpb::{Member, MemberListResponse, ResponseHeader};
-use crate::grpc::frame::framed;
-use crate::grpc::metadata::{grpc_content_type, is_grpc};
-use crate::grpc::status::ok_trailers;
-use crate::grpc::{MEMBER_LIST, is_json_member_list};
-use crate::mirror::history::ClusterState;
-use crate::net::Url;
+use etcd_wire::etcdserverpb::{Member, MemberListResponse, ResponseHeader};
+use etcd_wire::grpc::frame::framed;
+use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc};
+use etcd_wire::grpc::status::ok_trailers;
+use etcd_wire::grpc::{MEMBER_LIST, is_json_member_list};
+use rangecache_base::net::Url;
+use rangecache_mirror::history::ClusterState;
 
 /// The member that rangecache names in the place of etcd's.
 #[derive(Debug)]

@@ -8,7 +8,7 @@
 //!
 //! | phase | where |
 //! |---|---|
-//! | accept | [`server`](crate::server) calls [`handle`] for each request |
+//! | accept | [`server`](rangecache_edge::server) calls [`handle`] for each request |
 //! | route | `refuse` ends requests of web pages and own ones; `route` chooses the handler by the request's path |
 //! | plan | `read/plan`, a pure function: whether a read may be answered from memory, and what must be proven |
 //! | prove | `read/decide`, with `mirror::freshness`; `read/authorize` if etcd must check a permission, too |

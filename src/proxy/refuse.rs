@@ -9,13 +9,13 @@ use hyper::body::Incoming;
 use super::call::CallHead;
 use super::handles::Proxy;
 use super::response::{ResponseBody, status_response};
-use crate::browser::{is_of_a_browser, set_cors};
-use crate::grpc::head::MAX_FIELDS;
-use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::{Status, is_read_only};
-use crate::instance;
-use crate::limits::ClientAccount;
-use crate::net::Transport;
+use etcd_wire::grpc::head::MAX_FIELDS;
+use etcd_wire::grpc::metadata::grpc_content_type;
+use etcd_wire::grpc::{Status, is_read_only};
+use rangecache_base::instance;
+use rangecache_base::net::Transport;
+use rangecache_edge::browser::{is_of_a_browser, set_cors};
+use rangecache_edge::limits::ClientAccount;
 
 /// The response to a request that is not handled; `None` if it is.
 pub(super) fn refuse_unwanted(

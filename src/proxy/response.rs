@@ -24,13 +24,13 @@ use tokio::time::Sleep;
 use super::call::CallRecord;
 use super::idle::{PolledFrame, ReadProgress, ResponseRegistry, WatchedSource};
 pub(super) use super::source::{BodySource, FrameBytes, Polled};
-use crate::cache::Rope;
-use crate::grpc::Status;
-use crate::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
-use crate::mirror::HeldView;
-use crate::net::Url;
-use crate::telemetry::metrics::Source;
-use crate::upstream::BoxError;
+use etcd_store::cache::Rope;
+use etcd_wire::grpc::Status;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
+use rangecache_mirror::HeldView;
+use rangecache_upstream::BoxError;
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
 /// the same reason.
@@ -497,10 +497,10 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::limits::CallBuffers;
-    use crate::limits::{BufferKindMetrics, BufferMetrics};
     use crate::proxy::call::testing::record;
     use crate::proxy::idle::IDLE_TICKS;
+    use rangecache_edge::limits::CallBuffers;
+    use rangecache_edge::limits::{BufferKindMetrics, BufferMetrics};
 
     /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]

@@ -14,17 +14,17 @@ use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
-use crate::browser::{is_of_a_browser, set_cors};
-use crate::faults::{self, Fault};
-use crate::grpc::head::head_bytes;
-use crate::grpc::metadata::{grpc_content_type, timeout_of};
-use crate::grpc::{Method, Status, is_costly};
-use crate::limits::{BudgetExceeded, CallBytes, CallKind, ShareKind};
-use crate::net::Transport;
-use crate::panics::caught;
-use crate::telemetry::Reason;
-use crate::telemetry::metrics::Source;
-use crate::upstream::BoxError;
+use etcd_wire::grpc::head::head_bytes;
+use etcd_wire::grpc::metadata::{grpc_content_type, timeout_of};
+use etcd_wire::grpc::{Method, Status, is_costly};
+use rangecache_base::faults::{self, Fault};
+use rangecache_base::net::Transport;
+use rangecache_base::panics::caught;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_edge::browser::{is_of_a_browser, set_cors};
+use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, ShareKind};
+use rangecache_upstream::BoxError;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` describes its connection. A panic fails this request
 /// alone, with status `Internal`.

@@ -5,12 +5,12 @@ use std::task::{Context, Poll};
 
 use http_body::{Frame, SizeHint};
 
-use crate::cache::Rope;
-use crate::limits::HeldBytes;
-use crate::mirror::HeldView;
-use crate::net::Url;
-use crate::telemetry::metrics::Source;
-use crate::upstream::BoxError;
+use etcd_store::cache::Rope;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_edge::limits::HeldBytes;
+use rangecache_mirror::HeldView;
+use rangecache_upstream::BoxError;
 
 /// Result of polling a body for its next frame.
 pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;

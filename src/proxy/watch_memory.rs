@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::MissedTickBehavior;
 
 use super::metrics::WatchMetrics;
-use crate::limits::ByteBudget;
-use crate::mirror::Mirrors;
-use crate::mirror::watch_hub::HubBounds;
+use rangecache_edge::limits::ByteBudget;
+use rangecache_mirror::Mirrors;
+use rangecache_mirror::watch_hub::HubBounds;
 
 /// Interval at which what the hubs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);

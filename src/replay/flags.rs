@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::config::Config;
-use crate::flags::parse_duration;
 use crate::report::ReportFormat;
+use rangecache_base::flags::parse_duration;
 
 /// Flags of `rangecache replay`.
 #[derive(Args, Debug, Clone)]

@@ -7,8 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::Deserialize;
 
-use crate::etcdserverpb::RangeRequest;
-use crate::grpc::{Method, is_json_of};
+use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_wire::grpc::{Method, is_json_of};
 
 /// A read.
 #[derive(Clone, Debug, PartialEq)]

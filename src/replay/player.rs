@@ -14,9 +14,9 @@ use super::flags::{ReplayConfig, Speed};
 use super::line::RecordedRead;
 use super::recording::Recording;
 use super::report::{Pace, Report};
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::telemetry::Metrics;
-use crate::upstream::{ConnectionClass, Credentials, RangeStream, Upstream};
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use rangecache_base::telemetry::Metrics;
+use rangecache_upstream::{ConnectionClass, Credentials, RangeStream, Upstream};
 
 /// Delay from which a call counts as late.
 const LATE: Duration = Duration::from_millis(100);

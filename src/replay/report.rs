@@ -262,7 +262,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::etcdserverpb::RangeRequest;
+    use etcd_wire::etcdserverpb::RangeRequest;
 
     #[test]
     fn report_has_quantiles_and_errors_by_method_and_prefix() {

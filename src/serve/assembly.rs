@@ -7,13 +7,13 @@ use tokio::sync::watch;
 use super::files::Files;
 use super::stages::Stages;
 use crate::config::{Config, LiveConfig, Setting, bounds};
-use crate::limits::OpenConnections;
-use crate::mirror::{self, Mirrors};
 use crate::proxy::{self, Access, Proxy, ProxyFlags};
-use crate::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
-use crate::telemetry::clients::ClientRegistry;
-use crate::telemetry::{Metrics, Telemetry};
-use crate::upstream::{Credentials, RangeStream, Upstream};
+use rangecache_base::telemetry::clients::ClientRegistry;
+use rangecache_base::telemetry::{Metrics, Telemetry};
+use rangecache_edge::limits::OpenConnections;
+use rangecache_edge::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::{Credentials, RangeStream, Upstream};
 
 /// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].
 pub struct Assembly {
@@ -84,7 +84,7 @@ impl Assembly {
             background,
             stop,
         );
-        let mirrors = mirror::start(
+        let mirrors = rangecache_mirror::start(
             &live.mirror,
             &config.etcd,
             &upstream,

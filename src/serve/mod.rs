@@ -30,12 +30,12 @@ pub use stages::Stages;
 use crate::admin::Admin;
 use crate::cli::{self, Serving};
 use crate::config::{Config, Setting, given};
-use crate::panics;
 use crate::proxy::Access;
 use crate::reload::{self, ReloadHandle, Reloader};
-use crate::server::connections_within_descriptors;
-use crate::telemetry;
-use crate::telemetry::log::LogLevel;
+use rangecache_base::panics;
+use rangecache_base::telemetry;
+use rangecache_base::telemetry::log::LogLevel;
+use rangecache_edge::server::connections_within_descriptors;
 use sockets::Sockets;
 use stages::BACKGROUND_TIMEOUT;
 
@@ -132,7 +132,9 @@ async fn serve(
     log_level: LogLevel,
 ) -> anyhow::Result<ExitCode> {
     let sockets = Sockets::bind(&config.listen, files.acceptor.as_ref()).await?;
-    panics::install(files.metrics.process.panics.clone());
+    let process = &files.metrics.process;
+    process.set_build(env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
+    panics::install(process.panics.clone());
     let assembly = Assembly::start(config, settings, files)?;
     let reload = start_reloads(&assembly, log_level);
     for listener in sockets.clients {

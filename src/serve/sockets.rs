@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::net::Url;
-use crate::server::{ListenConfig, Listener};
-use crate::tls::Acceptor;
+use rangecache_base::net::Url;
+use rangecache_edge::server::{ListenConfig, Listener};
+use rangecache_edge::tls::Acceptor;
 
 /// The sockets of every `--listen-…` flag.
 pub(super) struct Sockets {

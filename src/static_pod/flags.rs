@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
-use crate::flags::parse_duration;
+use rangecache_base::flags::parse_duration;
 
 /// Flags of `rangecache static-pod`.
 #[derive(Args, Debug, Clone)]

@@ -23,10 +23,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::doctor::{self, DoctorConfig};
-use crate::net::Url;
 use crate::report::ReportFormat;
 pub use flags::{StaticPodAction, StaticPodConfig};
 use folder::{Folder, ManifestChange};
+use rangecache_base::net::Url;
 
 /// Interval of looks at the new pod.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);

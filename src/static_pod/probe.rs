@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::net::{Url, connect};
+use rangecache_base::net::{Url, connect};
 
 /// Bound on a response: a status has a few hundred kilobytes.
 const MAX_RESPONSE_BYTES: u64 = 16 << 20;

@@ -116,7 +116,7 @@ fn quoted(text: &str) -> Vec<String> {
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// The table of rooms: a room is a folder or a file of `src`; "every room" in its first line names what all may import.
+/// The table of rooms: a room is a folder or a file in the `src` of a crate; "every room" in its first line names what all may import.
 pub(crate) fn rooms(page: &str) -> Table {
     let mut rows = Vec::new();
     let mut shared = BTreeSet::new();
@@ -144,6 +144,38 @@ pub(crate) fn layers(page: &str, room: &str) -> Table {
         rows: rows.collect(),
         shared: BTreeSet::new(),
     }
+}
+
+/// The table of crates: each with those of the workspace's own crates that it may depend on.
+pub(crate) fn crates(page: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let rows = table(page, "Crates").into_iter();
+    rows.map(|row| (quoted(&row[0])[0].clone(), quoted(&row[1]).into_iter().collect()))
+        .collect()
+}
+
+/// Folders of the crates, relative to the repository: the package at the top is the empty one.
+pub(crate) fn folders() -> Vec<String> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let mut folders = vec![String::new()];
+    for entry in std::fs::read_dir(crates).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        folders.push(format!("crates/{name}/"));
+    }
+    folders
+}
+
+/// The workspace's own crates that the package in `folder` depends on, except for tests.
+pub(crate) fn dependencies(folder: &str) -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(folder)
+        .join("Cargo.toml");
+    let manifest = std::fs::read_to_string(path).unwrap();
+    let (_, section) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let section = section.split("\n[").next().unwrap();
+    let names = section.lines().filter_map(|line| line.split(['.', ' ']).next());
+    let own = names.filter(|name| name.starts_with("etcd-") || name.starts_with("rangecache-"));
+    own.map(|name| name.trim_start_matches("rangecache-").to_owned())
+        .collect()
 }
 
 /// Texts of the Rust files in `folder` of the repository, by path in it.

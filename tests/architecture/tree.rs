@@ -177,7 +177,7 @@ impl Tree {
         let mut edges = Edges::new();
         for (path, file) in self.files.values() {
             let mut add = |target: String, line: usize| {
-                if target != *path && target != "lib.rs" {
+                if target != *path {
                     let first = edges.entry((path.clone(), target)).or_insert(line);
                     *first = line.min(*first);
                 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use rangecache::telemetry::outcome::{Outcome, Read};
+use rangecache_base::telemetry::outcome::{Outcome, Read};
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
 
@@ -32,6 +32,31 @@ fn files(dir: &str, suffix: &str) -> Vec<PathBuf> {
     }
     found.sort();
     found
+}
+
+/// Folders of the product's source: of the package at the top, and of the crates below it.
+fn source_folders() -> Vec<String> {
+    let crates = std::fs::read_dir(root().join("crates")).unwrap();
+    let names = crates.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let folders = names.map(|name| format!("crates/{name}/src"));
+    std::iter::once("src".to_owned()).chain(folders).collect()
+}
+
+/// Source files of the product.
+fn product() -> Vec<PathBuf> {
+    let folders = source_folders();
+    folders.iter().flat_map(|folder| files(folder, ".rs")).collect()
+}
+
+/// Whether the product has the file `path`, as docs/architecture.md names it: without the folder `src` of its crate.
+fn is_source(path: &str) -> bool {
+    let of_crate = path
+        .split_once('/')
+        .map(|(name, file)| format!("crates/{name}/src/{file}"));
+    let paths = source_folders()
+        .into_iter()
+        .map(|folder| format!("{folder}/{path}"));
+    paths.chain(of_crate).any(|path| root().join(path).exists())
 }
 
 /// Every page of documentation.
@@ -153,7 +178,7 @@ const PROCESS: [&str; 7] = [
 /// Names of rangecache's own metrics: those that `metric_group!` declares.
 fn metrics_in_source() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for path in files("src", ".rs") {
+    for path in product() {
         let text = std::fs::read_to_string(&path).unwrap();
         let declarations = text.split("\nmetric_group! {").skip(1);
         let names_of = declarations.flat_map(|text| {
@@ -282,7 +307,7 @@ fn pages_name_only_existing_metrics() {
 /// The message of every `warn!` and `error!` in the source: the last string among its arguments, on one line, with its file.
 fn messages() -> Vec<(String, String)> {
     let mut messages = Vec::new();
-    for path in files("src", ".rs") {
+    for path in product() {
         let text = std::fs::read_to_string(&path).unwrap();
         for (at, name) in text.match_indices("warn!(").chain(text.match_indices("error!(")) {
             if text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
@@ -386,15 +411,18 @@ fn every_stream_fallback_reason_is_explained() {
         .map(|row| quoted(&row[0])[0].to_owned())
         .collect();
     // The labels of the two enums: arms that map a variant to a string.
-    let labels: BTreeSet<String> = ["src/proxy/fallback/reason.rs", "src/upstream/capabilities.rs"]
-        .iter()
-        .flat_map(|path| {
-            let text = read(path);
-            let arms = text.lines().filter_map(|line| line.trim().split_once(" => \""));
-            arms.filter_map(|(_, label)| Some(label.strip_suffix("\",")?.to_owned()))
-                .collect::<Vec<_>>()
-        })
-        .collect();
+    let labels: BTreeSet<String> = [
+        "src/proxy/fallback/reason.rs",
+        "crates/upstream/src/capabilities.rs",
+    ]
+    .iter()
+    .flat_map(|path| {
+        let text = read(path);
+        let arms = text.lines().filter_map(|line| line.trim().split_once(" => \""));
+        arms.filter_map(|(_, label)| Some(label.strip_suffix("\",")?.to_owned()))
+            .collect::<Vec<_>>()
+    })
+    .collect();
     assert!(labels.len() > 10, "{labels:?}");
     assert_eq!(explained, labels, "docs/consistency.md, and the source");
 }
@@ -403,7 +431,7 @@ fn every_stream_fallback_reason_is_explained() {
 #[test]
 fn faults_quote_existing_log_lines() {
     let page = read("docs/operations.md");
-    let source: String = files("src", ".rs")
+    let source: String = product()
         .iter()
         .map(|path| std::fs::read_to_string(path).unwrap())
         .collect();
@@ -519,7 +547,7 @@ fn relative_links_resolve() {
 
 /// Source and tests in one text.
 fn sources() -> String {
-    let paths = files("src", ".rs").into_iter().chain(files("tests", ".rs"));
+    let paths = product().into_iter().chain(files("tests", ".rs"));
     paths.map(|path| std::fs::read_to_string(path).unwrap()).collect()
 }
 
@@ -532,15 +560,16 @@ fn is_test(name: &str, sources: &str) -> bool {
     }
     if let Some(module) = name.strip_suffix("::tests") {
         let path = format!("/{}", module.replace("::", "/"));
-        return files("src", ".rs").iter().any(|file| {
+        return product().iter().any(|file| {
             let name = match file.file_stem() {
-                Some(stem) if stem == "mod" => file.parent().unwrap().to_owned(),
+                Some(stem) if stem == "mod" || stem == "lib" => file.parent().unwrap().to_owned(),
                 _ => file.with_extension(""),
             };
             let mut texts = vec![std::fs::read_to_string(file).unwrap()];
             texts.extend(std::fs::read_to_string(name.join("tests.rs")));
             let has_tests = |text: &String| text.contains("test]\n") || text.contains("[tokio::test(");
-            name.to_str().unwrap().ends_with(&path) && texts.iter().any(has_tests)
+            let name = name.to_str().unwrap().replace("/src/", "/");
+            name.ends_with(&path) && texts.iter().any(has_tests)
         });
     }
     match name.strip_suffix('*').or_else(|| name.strip_suffix('…')) {
@@ -584,8 +613,7 @@ fn every_invariant_names_tests_that_exist() {
     for row in rows(section(&page, "Invariants")) {
         let (held, tests) = (&row[row.len() - 2], &row[row.len() - 1]);
         for path in quoted(held).iter().filter(|name| name.ends_with(".rs")) {
-            let path = Path::new("src").join(path);
-            assert!(root().join(&path).exists(), "{} does not exist", path.display());
+            assert!(is_source(path), "{path} does not exist");
         }
         for name in quoted(tests)
             .iter()
@@ -596,26 +624,38 @@ fn every_invariant_names_tests_that_exist() {
     }
 }
 
-/// The map shows every room of `src/`, and every file that the page names exists.
+/// The map shows every room and crate, and every file that the page names exists.
 #[test]
 fn the_map_shows_the_rooms() {
     let page = read("docs/architecture.md");
     let map = section(&page, "Rooms");
-    for entry in std::fs::read_dir(root().join("src")).unwrap() {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        // lib.rs has a table of its own.
+    let folders = source_folders();
+    for folder in &folders {
         assert!(
-            name == "lib.rs" || map.contains(&name),
-            "src/{name} is not on the map"
+            map.contains(folder.trim_end_matches("/src")),
+            "{folder} is not on the map"
         );
+        // A crate that is one room lists its files in its lib.rs.
+        if ["crates/mirror/src", "crates/upstream/src"].contains(&folder.as_str()) {
+            continue;
+        }
+        for entry in std::fs::read_dir(root().join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            // lib.rs has a table of its own.
+            assert!(
+                name == "lib.rs" || map.contains(&name),
+                "{folder}/{name} is not on the map"
+            );
+        }
     }
     for path in quoted(&page)
         .iter()
         .filter(|name| name.ends_with(".rs") && name.contains('/'))
     {
-        let found = ["src", "", "tests", "src/mirror"]
-            .iter()
-            .any(|dir| root().join(dir).join(path).exists());
+        let found = is_source(path)
+            || ["", "tests"]
+                .iter()
+                .any(|dir| root().join(dir).join(path).exists());
         assert!(found, "docs/architecture.md names {path}, which does not exist");
     }
 }

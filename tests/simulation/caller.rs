@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rangecache::simulated;
+use rangecache_base::simulated;
 use testkit::grpc::{Client, Status};
 use testkit::kv::{PUT, TXN};
 use testkit::pb::{

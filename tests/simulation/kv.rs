@@ -3,10 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use etcd_wire::etcdserverpb::StatusResponse;
+use etcd_wire::grpc_health::HealthCheckResponse;
+use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use prost::Message;
-use rangecache::etcdserverpb::StatusResponse;
-use rangecache::grpc_health::HealthCheckResponse;
-use rangecache::grpc_health::health_check_response::ServingStatus;
 use testkit::grpc::{FAILED_PRECONDITION, OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
@@ -235,7 +235,7 @@ fn status(state: &State, member: usize, version: &str) -> StatusResponse {
     let raft_index = state.history().raft_index(state.members[member].applied);
     let leader = state.leader.filter(|_| !state.members[member].is_isolated);
     StatusResponse {
-        header: Some(rangecache::etcdserverpb::ResponseHeader {
+        header: Some(etcd_wire::etcdserverpb::ResponseHeader {
             cluster_id: header.cluster_id,
             member_id: header.member_id,
             revision: header.revision,

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rangecache::simulated;
+use rangecache_base::simulated;
 use testkit::grpc::{Status, frame};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;

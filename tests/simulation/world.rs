@@ -54,7 +54,7 @@ pub struct Outcome {
 impl World {
     /// A cluster of members that run `version`, and links to them that buffer `buffer_bytes`.
     pub fn new(seed: u64, version: &'static str, buffer_bytes: usize, trace: &Trace) -> Self {
-        rangecache::simulated::begin(buffer_bytes, PAGE_KEYS);
+        rangecache_base::simulated::begin(buffer_bytes, PAGE_KEYS);
         let cluster = Cluster::new(seed, version, trace);
         Self {
             members: Members::start(&cluster),

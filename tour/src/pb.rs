@@ -1,6 +1,6 @@
 //! etcd's messages that the tour sends and rangecache does not, with etcd's published field numbers.
 
-use rangecache::etcdserverpb::ResponseHeader;
+use etcd_wire::etcdserverpb::ResponseHeader;
 
 /// A key with its value.
 #[derive(Clone, PartialEq, Eq, prost::Message)]

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use prost::Message;
-use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 
 use crate::keyspace;
 use crate::metrics::{Difference, Scrapes};

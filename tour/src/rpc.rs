@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader, StatusRequest};
 use http::uri::PathAndQuery;
 use prost::Message;
-use rangecache::etcdserverpb::kv_client::KvClient;
-use rangecache::etcdserverpb::maintenance_client::MaintenanceClient;
-use rangecache::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader, StatusRequest};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::pb::{PutOp, PutRequest, TxnRequest, WriteResponse};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 
 use super::memory::lists_at_once;
 use super::pages::PAGE_KEYS;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use rangecache::etcdserverpb::RangeRequest;
+use etcd_wire::etcdserverpb::RangeRequest;
 use testkit::pb::{PutRequest, PutResponse, WatchCreateRequest, prefix_end};
 
 use crate::client::{Connection, Method};

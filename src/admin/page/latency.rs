@@ -11,7 +11,7 @@ use crate::admin::status::model::{Latency, Reads};
 use crate::admin::status::reads::latency;
 use crate::admin::status::samples::{ReadLatency, ReadSample};
 use crate::diagnosis::format::duration;
-use crate::telemetry::metrics::LatencyCounts;
+use rangecache_base::telemetry::metrics::LatencyCounts;
 
 /// Reads whose time is shown: title, class of their colours, and their counts.
 type Answered = (&'static str, &'static str, fn(&ReadLatency) -> &LatencyCounts);

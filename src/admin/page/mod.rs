@@ -146,7 +146,7 @@ mod tests {
         OutcomeCount, Phase, Reads, Samples, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
-    use crate::telemetry::{Outcome, Reason};
+    use rangecache_base::telemetry::{Outcome, Reason};
 
     use crate::admin::process::ProcessStatus;
 

@@ -12,7 +12,7 @@ use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
 use crate::diagnosis::reasons::{Explanation, Source, describe_outcome, explain};
-use crate::telemetry::Outcome;
+use rangecache_base::telemetry::Outcome;
 
 /// Function that reads a counter of a sample.
 type Counter = fn(&ReadCounts) -> u64;

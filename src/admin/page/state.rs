@@ -7,7 +7,7 @@ use super::parts::{percent, section};
 use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus, Status};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
-use crate::telemetry::Reason;
+use rangecache_base::telemetry::Reason;
 
 pub(super) fn mirrors(status: &Status) -> Markup {
     let cards = html! {

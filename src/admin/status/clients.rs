@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::telemetry::clients::ClientFigures;
+use rangecache_base::telemetry::clients::ClientFigures;
 
 /// Clients on the page.
 pub(super) const SHOWN: usize = 20;

@@ -15,11 +15,11 @@ use super::handles::Handles;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::FlagOrigin;
-use crate::mirror::view::Mirror;
-use crate::telemetry::outcome::Outcome;
-use crate::upstream::{EndpointView, NoRangeStream, Role};
 use clients::ClientStatus;
 use model::{CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, Status, StreamCount, WatchStatus};
+use rangecache_base::telemetry::outcome::Outcome;
+use rangecache_mirror::view::Mirror;
+use rangecache_upstream::{EndpointView, NoRangeStream, Role};
 use samples::OpenWatches;
 
 const SECONDS_PER_DAY: i64 = 86_400;

@@ -9,8 +9,8 @@ use super::samples::{OpenWatches, ReadSample};
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
 use crate::diagnosis::{Finding, Severity};
-use crate::telemetry::Reason;
-use crate::telemetry::outcome::Outcome;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::outcome::Outcome;
 
 /// Everything that the page shows.
 #[derive(Debug, Serialize)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
 use super::samples::{INTERVAL, ReadCounts, ReadSample};
 use crate::diagnosis::reasons::Source;
-use crate::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
-use crate::telemetry::outcome::Outcome;
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
+use rangecache_base::telemetry::outcome::Outcome;
 
 /// Time over which rates are computed.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
@@ -161,8 +161,8 @@ pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Reason;
-    use crate::telemetry::outcome::Read;
+    use rangecache_base::telemetry::Reason;
+    use rangecache_base::telemetry::outcome::Read;
 
     fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<ReadSample> {
         Arc::new(ReadSample {

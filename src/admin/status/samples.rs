@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use crate::admin::metrics::ShownMetrics;
 use crate::diagnosis::reasons::Source;
-use crate::mirror::{Mirrors, QuorumChecks};
-use crate::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
-use crate::telemetry::{Outcome, Reason};
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_mirror::{Mirrors, QuorumChecks};
 
 /// Time that one sample spans.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
@@ -215,7 +215,7 @@ impl KeptSamples {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::outcome::Read;
+    use rangecache_base::telemetry::outcome::Read;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
     const LOST: Outcome = Outcome::Forwarded(Reason::FeedLost);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::model::{Phase, SlowCall};
 use crate::diagnosis::reasons::Source;
-use crate::mirror::Mirrors;
-use crate::telemetry::calls::Call;
-use crate::telemetry::outcome::Kind;
+use rangecache_base::telemetry::calls::Call;
+use rangecache_base::telemetry::outcome::Kind;
+use rangecache_mirror::Mirrors;
 
 /// Calls for the status, in the given order: the slowest first.
 pub(super) fn list(calls: &[Arc<Call>], mirrors: &Mirrors) -> Vec<SlowCall> {
@@ -64,9 +64,9 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::telemetry::calls::Revisions;
-    use crate::telemetry::outcome::Read;
-    use crate::telemetry::{Outcome, Reason};
+    use rangecache_base::telemetry::calls::Revisions;
+    use rangecache_base::telemetry::outcome::Read;
+    use rangecache_base::telemetry::{Outcome, Reason};
 
     fn named(outcome: Outcome, proven: Option<u64>, waited: bool, ended: u64) -> Vec<(&'static str, f64)> {
         let call = Call {

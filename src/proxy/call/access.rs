@@ -9,13 +9,13 @@ use http::{Request, StatusCode};
 use tokio::time::Instant;
 
 use super::head::CallHead;
-use crate::cache::RangeQuery;
-use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
-use crate::keyspace::common_prefix;
-use crate::telemetry::Outcome;
-use crate::telemetry::access_log::{AccessLog, LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
-use crate::telemetry::clients::{ClientKind, ClientName, ClientStats};
-use crate::telemetry::trace::{TraceId, trace_id_of};
+use etcd_store::cache::RangeQuery;
+use etcd_store::keyspace::common_prefix;
+use etcd_wire::grpc::{EventScanner, HeaderScanner, Method, Scanned};
+use rangecache_base::telemetry::Outcome;
+use rangecache_base::telemetry::access_log::{AccessLog, LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
+use rangecache_base::telemetry::clients::{ClientKind, ClientName, ClientStats};
+use rangecache_base::telemetry::trace::{TraceId, trace_id_of};
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;

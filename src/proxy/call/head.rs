@@ -2,11 +2,11 @@
 
 use http::{Request, Version};
 
-use crate::grpc::Method;
-use crate::grpc::metadata::is_grpc;
-use crate::net::Transport;
-use crate::telemetry::metrics::CallMethod;
-use crate::telemetry::outcome::Kind;
+use etcd_wire::grpc::Method;
+use etcd_wire::grpc::metadata::is_grpc;
+use rangecache_base::net::Transport;
+use rangecache_base::telemetry::metrics::CallMethod;
+use rangecache_base::telemetry::outcome::Kind;
 
 /// Facts that decide about a call before its message is read.
 #[derive(Clone, Copy, Debug)]

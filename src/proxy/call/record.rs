@@ -13,20 +13,20 @@ use tokio::time::Instant;
 use super::access::AccessCall;
 use super::head::CallHead;
 use super::spans::{CreateSpans, Trace};
-use crate::cache::{RangeQuery, Rope};
-use crate::grpc::Status;
-use crate::grpc::metadata::AGE_MILLIS;
-use crate::grpc::status::grpc_code;
-use crate::mirror::Mirrors;
-use crate::mirror::view::Mirror;
-use crate::net::Url;
 use crate::proxy::metrics::ProxyTelemetry;
-use crate::telemetry::calls::{Call, Revisions};
-use crate::telemetry::clients::{ClientCall, ClientStats};
-use crate::telemetry::metrics::{Code, Source};
-use crate::telemetry::outcome::Kind;
-use crate::telemetry::trace::SpanContext;
-use crate::telemetry::{Outcome, Reason};
+use etcd_store::cache::{RangeQuery, Rope};
+use etcd_wire::grpc::Status;
+use etcd_wire::grpc::metadata::AGE_MILLIS;
+use etcd_wire::grpc::status::grpc_code;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::calls::{Call, Revisions};
+use rangecache_base::telemetry::clients::{ClientCall, ClientStats};
+use rangecache_base::telemetry::metrics::{Code, Source};
+use rangecache_base::telemetry::outcome::Kind;
+use rangecache_base::telemetry::trace::SpanContext;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_mirror::Mirrors;
+use rangecache_mirror::view::Mirror;
 
 /// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -456,7 +456,7 @@ impl Drop for CallRecord {
 mod tests {
     use super::super::testing::{record_in, telemetry};
     use super::*;
-    use crate::telemetry::outcome::Read;
+    use rangecache_base::telemetry::outcome::Read;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
 

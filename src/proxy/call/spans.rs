@@ -12,16 +12,16 @@ use http::{HeaderMap, HeaderName, Request, StatusCode};
 use tokio::time::Instant;
 
 use super::head::CallHead;
-use crate::cache::Rope;
-use crate::grpc::frame::PrefixReader;
-use crate::grpc::http_route;
-use crate::net::Url;
-use crate::telemetry::calls::Revisions;
-use crate::telemetry::trace::{
+use etcd_store::cache::Rope;
+use etcd_wire::grpc::frame::PrefixReader;
+use etcd_wire::grpc::http_route;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::calls::Revisions;
+use rangecache_base::telemetry::trace::{
     Clock, Span, SpanContext, SpanExt as _, SpanKind, TRACEPARENT, TraceId, Tracer, child_context,
     status_code, traceparent,
 };
-use crate::telemetry::{Outcome, Reason};
+use rangecache_base::telemetry::{Outcome, Reason};
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;

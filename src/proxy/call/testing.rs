@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::record::CallRecord;
 use crate::proxy::metrics::ProxyTelemetry;
-use crate::telemetry::clients::ClientName;
+use rangecache_base::telemetry::clients::ClientName;
 
 /// Telemetry that neither logs nor traces.
 pub(in crate::proxy) fn telemetry() -> Arc<ProxyTelemetry> {

@@ -47,15 +47,15 @@ use tokio_util::task::TaskTracker;
 use super::flags::ForwardConfig;
 use super::forward::{Forward, Gate, RequestBody, outcome_of};
 use super::response::{CallResult, ResponseBody, status_response};
-use crate::cache::RangeQuery;
-use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
-use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
-use crate::mirror::Mirrors;
 use crate::proxy::metrics::ProxyMetrics;
-use crate::telemetry::Outcome;
-use crate::upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
+use etcd_store::cache::RangeQuery;
+use etcd_wire::grpc::metadata::grpc_content_type;
+use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner};
 use page_series::{PageObserver, PageSeriesCache};
+use rangecache_base::telemetry::Outcome;
+use rangecache_edge::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
 use reason::StreamFallback;
 use refused::Refused;
 use shared_response::{NotShared, SharedResponse};
@@ -453,7 +453,7 @@ impl Fallback {
     async fn wait_for_shared_call(&self, join: single_flight::JoinedCall<SharedResult>) -> SharedResult {
         // Counted like a read that waits for a turn: one bound covers both.
         let _waiting = self.turns.count_waiting()?;
-        let cancelled = || Refused::shared_call(crate::grpc::Status::SharedCallCancelled);
+        let cancelled = || Refused::shared_call(etcd_wire::grpc::Status::SharedCallCancelled);
         let shared = join.wait().await.ok_or_else(cancelled)??;
         self.metrics.forwarding.joined.inc();
         Ok(shared)

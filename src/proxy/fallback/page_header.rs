@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
-use crate::cache::ResponseHeader;
-use crate::mirror::history::{ClusterState, HistoryId};
+use etcd_store::cache::ResponseHeader;
+use rangecache_mirror::history::{ClusterState, HistoryId};
 
 /// State of etcd when the first page of a list was read.
 pub(super) struct ListOrigin {
@@ -62,7 +62,7 @@ pub(super) fn check_list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mirror::Unreadable;
+    use rangecache_mirror::Unreadable;
 
     const CHECKED: ResponseHeader = ResponseHeader {
         cluster_id: 1,

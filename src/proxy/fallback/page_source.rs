@@ -9,10 +9,10 @@ use futures_util::{Stream, StreamExt};
 use tokio::time::Instant;
 
 use super::reason::StreamFallback;
-use crate::cache::Entry;
-use crate::etcdserverpb::RangeStreamResponse;
-use crate::limits::HeldBytes;
-use crate::mirror::view::Reading;
+use etcd_store::cache::Entry;
+use etcd_wire::etcdserverpb::RangeStreamResponse;
+use rangecache_edge::limits::HeldBytes;
+use rangecache_mirror::view::Reading;
 
 /// Timeout for the next chunk from etcd. The page is then forwarded.
 pub(super) const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -127,10 +127,10 @@ mod tests {
     use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
-    use crate::etcdserverpb::{RangeResponse, ResponseHeader};
-    use crate::limits::BufferKindMetrics;
-    use crate::limits::ByteBudget;
-    use crate::mirror::view::Pinned;
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
+    use rangecache_edge::limits::BufferKindMetrics;
+    use rangecache_edge::limits::ByteBudget;
+    use rangecache_mirror::view::Pinned;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;
 

@@ -1,7 +1,7 @@
 //! The request for a read that rangecache makes by itself.
 
-use crate::cache::RangeQuery;
-use crate::etcdserverpb::RangeRequest;
+use etcd_store::cache::RangeQuery;
+use etcd_wire::etcdserverpb::RangeRequest;
 
 /// A request with every field of `query`. A new field of either is an error of the compiler here: a read is never sent
 /// without what its client asked for.

@@ -1,6 +1,6 @@
 //! Reasons for which a read did not use a RangeStream of etcd although the request allows it.
 
-use crate::upstream::NoRangeStream;
+use rangecache_upstream::NoRangeStream;
 
 /// Label values of `rangecache_range_stream_fallback_total`; docs/consistency.md lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ impl From<NoRangeStream> for StreamFallback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mirror::STREAM_FALLBACKS;
+    use rangecache_mirror::STREAM_FALLBACKS;
 
     #[test]
     fn every_reason_has_a_series_from_the_start() {

@@ -1,10 +1,10 @@
 //! Reads that get no response of etcd: beyond a bound, or after a shared call that failed.
 
-use crate::grpc::Status;
-use crate::limits::{NoShare, NoTurn};
 use crate::proxy::forward::{outcome_of, status_without_turn, without_share};
-use crate::telemetry::outcome::Failure;
-use crate::telemetry::{Outcome, Reason};
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::outcome::Failure;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::{NoShare, NoTurn};
 
 /// End of a read without a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]

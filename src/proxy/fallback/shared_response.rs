@@ -11,11 +11,11 @@ use http_body::Frame;
 use super::refused::Refused;
 use super::too_large::is_too_large;
 use super::unary_over_stream::Converted;
-use crate::grpc::Method;
-use crate::limits::{ByteBudget, HeldBytes};
-use crate::mirror::history::ClusterState;
 use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
+use etcd_wire::grpc::Method;
+use rangecache_edge::limits::{ByteBudget, HeldBytes};
+use rangecache_mirror::history::ClusterState;
 
 /// Why identical reads have no response in common.
 #[derive(Clone, Debug)]
@@ -143,8 +143,8 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::grpc::status::ok_trailers;
-    use crate::limits::BufferKindMetrics;
+    use etcd_wire::grpc::status::ok_trailers;
+    use rangecache_edge::limits::BufferKindMetrics;
 
     #[tokio::test]
     async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {

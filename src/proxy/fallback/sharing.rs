@@ -3,9 +3,9 @@
 
 use http::{HeaderMap, HeaderValue};
 
-use crate::grpc::CallMetadata;
-use crate::grpc::metadata::CREDENTIALS;
-use crate::mirror::history::Auth;
+use etcd_wire::grpc::CallMetadata;
+use etcd_wire::grpc::metadata::CREDENTIALS;
+use rangecache_mirror::history::Auth;
 
 /// Clients that may use the response, or continue the page series, of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

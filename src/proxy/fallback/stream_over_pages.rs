@@ -22,18 +22,18 @@ use tokio::time::Instant;
 
 use super::range_request::range_request;
 use super::refused::Refused;
-use crate::cache::{ChunkSize, Entry, RangeQuery};
-use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
-use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
-use crate::grpc::head::{head_bytes, kept_head};
-use crate::grpc::method::RANGE;
-use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
-use crate::grpc::{Method, Status};
-use crate::keyspace::successor;
-use crate::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
-use crate::upstream::{ConnectionClass, first_page_limit, page_limit};
+use etcd_store::cache::{ChunkSize, Entry, RangeQuery};
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use etcd_wire::grpc::head::{head_bytes, kept_head};
+use etcd_wire::grpc::method::RANGE;
+use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
+use etcd_wire::grpc::{Method, Status};
+use rangecache_edge::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
+use rangecache_upstream::{ConnectionClass, first_page_limit, page_limit};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;

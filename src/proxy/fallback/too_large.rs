@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::expiring_map::ExpiringMap;
-use crate::limits::ByteBudget;
+use rangecache_edge::limits::ByteBudget;
 
 /// Time until another attempt.
 const TTL: Duration = Duration::from_secs(60);

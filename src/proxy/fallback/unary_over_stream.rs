@@ -21,17 +21,17 @@ use tokio::time::Instant;
 use super::range_request::range_request;
 use super::reason::StreamFallback;
 use super::too_large::is_too_large;
-use crate::cache::{RangeQuery, Rope};
-use crate::etcdserverpb::RangeRequest;
-use crate::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
-use crate::grpc::metadata::{grpc_content_type, remove_own_metadata};
-use crate::grpc::method::RANGE_STREAM;
-use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
-use crate::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
-use crate::limits::{ByteBudget, HeldBytes};
 use crate::proxy::forward::{Forward, ResponseReader};
 use crate::proxy::response::{BodySource, Polled, ResponseBody, status_response};
-use crate::upstream::{Connection, Outgoing};
+use etcd_store::cache::{RangeQuery, Rope};
+use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
+use etcd_wire::grpc::metadata::{grpc_content_type, remove_own_metadata};
+use etcd_wire::grpc::method::RANGE_STREAM;
+use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
+use etcd_wire::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
+use rangecache_edge::limits::{ByteBudget, HeldBytes};
+use rangecache_upstream::{Connection, Outgoing};
 
 /// Step, in bytes, by which a response takes bytes from the budget. The unused rest is released when it is complete.
 const BUDGET_STEP_BYTES: u64 = 256 << 10;
@@ -311,8 +311,8 @@ fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
-    use crate::limits::BufferKindMetrics;
+    use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
+    use rangecache_edge::limits::BufferKindMetrics;
 
     #[test]
     fn negative_limit_and_revision_become_zero() {

@@ -10,15 +10,15 @@ use hyper::body::Incoming;
 
 use super::error::is_reset;
 use super::shutdown::StopSignal;
-use crate::cache::Rope;
-use crate::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
-use crate::limits::{BudgetExceeded, CallBytes};
-use crate::mirror::Unreadable;
-use crate::mirror::history::{ClusterState, History};
-use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
-use crate::telemetry::metrics::Source;
-use crate::upstream::{BoxError, InFlight};
+use etcd_store::cache::Rope;
+use etcd_wire::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_edge::limits::{BudgetExceeded, CallBytes};
+use rangecache_mirror::Unreadable;
+use rangecache_mirror::history::{ClusterState, History};
+use rangecache_upstream::{BoxError, InFlight};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use http_body::Body;
 use http_body_util::BodyExt;
 
 use super::body::record_revisions;
-use crate::grpc::{HeaderScanner, Method};
-use crate::mirror::history::{ClusterState, History};
+use etcd_wire::grpc::{HeaderScanner, Method};
+use rangecache_mirror::history::{ClusterState, History};
 
 /// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
 #[derive(Debug)]
@@ -67,9 +67,9 @@ mod tests {
     use http_body_util::StreamBody;
 
     use super::*;
-    use crate::etcdserverpb::{RangeResponse, ResponseHeader};
-    use crate::grpc::frame::framed;
-    use crate::grpc::status::ok_trailers;
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
+    use etcd_wire::grpc::frame::framed;
+    use etcd_wire::grpc::status::ok_trailers;
 
     type Frames = Vec<Result<Frame<Bytes>, &'static str>>;
 

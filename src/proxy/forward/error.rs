@@ -2,13 +2,13 @@
 
 use http::HeaderValue;
 
-use crate::grpc::Status;
-use crate::limits::{BudgetExceeded, NoShare, NoTurn};
 use crate::proxy::call::Ended;
 use crate::proxy::response::{CallResult, status_response};
-use crate::telemetry::outcome::Failure;
-use crate::telemetry::{Outcome, Reason};
-use crate::upstream::NoEndpoint;
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::outcome::Failure;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::{BudgetExceeded, NoShare, NoTurn};
+use rangecache_upstream::NoEndpoint;
 
 /// Reason for which a call got no response from etcd.
 #[derive(Debug, thiserror::Error)]

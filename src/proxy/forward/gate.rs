@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::limits::{ClientAccount, NoTurn, Turn, Turns};
+use rangecache_edge::limits::{ClientAccount, NoTurn, Turn, Turns};
 
 /// Access of one call to the turns.
 #[derive(Clone, Copy, Debug)]

@@ -16,15 +16,15 @@ use super::body::ForwardedBody;
 use super::http1_pool::{Http1Connection, Http1Pool, NextConnection};
 use super::send::Forward;
 use super::upgraded::{UPGRADED_BYTES, Upgrade};
-use crate::grpc::Method;
-use crate::instance;
-use crate::limits::{BudgetExceeded, CallBytes, CallKind, ClientAccount};
-use crate::net::Url;
 use crate::proxy::call::Ended;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use crate::telemetry::outcome::Failure;
-use crate::telemetry::{Outcome, Reason};
-use crate::upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, NoEndpoint, Outgoing};
+use etcd_wire::grpc::Method;
+use rangecache_base::instance;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::outcome::Failure;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, ClientAccount};
+use rangecache_upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, NoEndpoint, Outgoing};
 
 /// Bytes of a request and of a response that are buffered, each.
 const BUFFER_BYTES: usize = 64 << 10;

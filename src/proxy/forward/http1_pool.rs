@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::net::Url;
-use crate::upstream::Outgoing;
+use rangecache_base::net::Url;
+use rangecache_upstream::Outgoing;
 
 /// Connections without a request that are kept: as many as were needed at once within [`IDLE_TIMEOUT`], up to this number.
 const MAX_IDLE: usize = 256;

@@ -47,11 +47,11 @@ use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
 use super::response::{CallResult, status_response};
-use crate::grpc::Method;
-use crate::grpc::metadata::grpc_content_type;
-use crate::limits::ClientAccount;
-use crate::mirror::Mirrors;
-use crate::upstream::{LimitCovers, MessageLimit, Outgoing};
+use etcd_wire::grpc::Method;
+use etcd_wire::grpc::metadata::grpc_content_type;
+use rangecache_edge::limits::ClientAccount;
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::{LimitCovers, MessageLimit, Outgoing};
 
 /// Forwards a gRPC call that is not a read. Compact, AuthEnable, AuthDisable and Authenticate also update state, unless
 /// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).

@@ -9,8 +9,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::limits::{ClientAccount, NoTurn, Turn, Turns};
-use crate::upstream::BoxError;
+use rangecache_edge::limits::{ClientAccount, NoTurn, Turn, Turns};
+use rangecache_upstream::BoxError;
 
 /// Longest time that a new watch has its turn. etcd does not respond to every first message.
 const MAX_OPENING: Duration = Duration::from_secs(1);
@@ -108,7 +108,7 @@ mod tests {
     use std::future::pending;
 
     use super::*;
-    use crate::limits::{BufferMetrics, CallBuffers, Intake, TurnsMetrics};
+    use rangecache_edge::limits::{BufferMetrics, CallBuffers, Intake, TurnsMetrics};
 
     fn turns(max_waiting: u32) -> (Arc<Turns>, Arc<ClientAccount>) {
         let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());

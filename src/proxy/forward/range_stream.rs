@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use super::error::SendError;
 use super::gate::Gate;
 use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
-use crate::grpc::Method;
-use crate::grpc::metadata::is_grpc;
-use crate::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
-use crate::limits::CallBytes;
 use crate::proxy::response::ResponseBody;
-use crate::upstream::{ConnectionClass, InFlight, NoRangeStream};
+use etcd_wire::grpc::Method;
+use etcd_wire::grpc::metadata::is_grpc;
+use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
+use rangecache_edge::limits::CallBytes;
+use rangecache_upstream::{ConnectionClass, InFlight, NoRangeStream};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`

@@ -19,15 +19,15 @@ use super::error::SendError;
 use super::gate::Gate;
 use super::http1_pool::Http1Pool;
 use super::shutdown::StopSignal;
-use crate::grpc::frame::{PREFIX_BYTES, Prefix};
-use crate::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
-use crate::grpc::status::GRPC_STATUS;
-use crate::grpc::{Method, Status, written};
-use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
-use crate::mirror::history::{Before, ClusterState};
 use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::upstream::{
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
+use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
+use etcd_wire::grpc::status::GRPC_STATUS;
+use etcd_wire::grpc::{Method, Status, written};
+use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
+use rangecache_mirror::history::{Before, ClusterState};
+use rangecache_upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MessageLimit, Outgoing, SendFailure, Upstream,
 };
 
@@ -398,9 +398,9 @@ mod tests {
         let forward = Forward {
             upstream: Upstream::start(
                 &[url],
-                &crate::tls::Connector::plaintext(),
+                &rangecache_edge::tls::Connector::plaintext(),
                 true,
-                crate::upstream::Credentials::new(None),
+                rangecache_upstream::Credentials::new(None),
                 &TaskTracker::new(),
                 &stop,
             ),
@@ -409,7 +409,12 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),
-            small_turns: Turns::new(1, 0, None, crate::limits::TurnsMetrics::default().small()),
+            small_turns: Turns::new(
+                1,
+                0,
+                None,
+                rangecache_edge::limits::TurnsMetrics::default().small(),
+            ),
             http1_connections: Arc::new(Semaphore::new(1)),
             http1_pool: Arc::new(Http1Pool::new(1)),
             tasks: TaskTracker::new(),

@@ -12,9 +12,9 @@ use std::task::Context;
 use http::HeaderValue;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-use crate::grpc::{Method, Status};
 use crate::proxy::response::{CallResult, status_response};
-use crate::wake_gated::WakeGated;
+use etcd_wire::grpc::{Method, Status};
+use rangecache_base::wake_gated::WakeGated;
 
 /// Runs `send`, which sends an endless call; returns `Unavailable` if `drain` is cancelled before the head of the
 /// response. `send` gets a token that is cancelled when the call ends for any reason, and ends the body of the request

@@ -10,16 +10,16 @@ use prost::Message as _;
 use super::collect::ResponseReader;
 use super::error::SendError;
 use super::send::{Forward, RequestBody};
-use crate::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, CompactionRequest};
-use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
-use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::status::{is_ok, is_refused};
-use crate::grpc::{Method, SideEffect, Status};
-use crate::mirror::Mirrors;
-use crate::mirror::history::HistoryId;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::telemetry::clients::ClientRegistry;
-use crate::upstream::{ConnectionClass, Outgoing};
+use etcd_wire::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, CompactionRequest};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use etcd_wire::grpc::metadata::grpc_content_type;
+use etcd_wire::grpc::status::{is_ok, is_refused};
+use etcd_wire::grpc::{Method, SideEffect, Status};
+use rangecache_base::telemetry::clients::ClientRegistry;
+use rangecache_mirror::Mirrors;
+use rangecache_mirror::history::HistoryId;
+use rangecache_upstream::{ConnectionClass, Outgoing};
 
 /// Longest request that is decoded, in bytes; longer ones are forwarded unread.
 const MAX_REQUEST_BYTES: usize = 1024;

@@ -20,9 +20,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, Rea
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::send::Forward;
-use crate::mirror::Unreadable;
-use crate::mirror::history::ClusterState;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
+use rangecache_mirror::Unreadable;
+use rangecache_mirror::history::ClusterState;
 
 /// Longest piece that is read at once, in bytes.
 const PIECE_BYTES: usize = 16 << 10;

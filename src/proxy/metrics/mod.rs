@@ -15,11 +15,11 @@ use std::sync::Arc;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
-use crate::limits::TurnsMetrics;
-use crate::mirror::{PrefixMetrics, StreamFallbacks};
-use crate::telemetry::metrics::metric_group;
-use crate::telemetry::prefixes::PrefixCounters;
-use crate::telemetry::{Metrics, Telemetry};
+use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::prefixes::PrefixCounters;
+use rangecache_base::telemetry::{Metrics, Telemetry};
+use rangecache_edge::limits::TurnsMetrics;
+use rangecache_mirror::{PrefixMetrics, StreamFallbacks};
 pub use reads::ReadMetrics;
 pub use watches::WatchMetrics;
 
@@ -132,3 +132,6 @@ impl Deref for ProxyTelemetry {
         &self.process
     }
 }
+
+#[cfg(test)]
+mod tests;

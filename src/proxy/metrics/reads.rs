@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 
-use crate::telemetry::metrics::{By, Latency, TracedLatency, metric_group};
-use crate::telemetry::outcome::{Kind, Outcome, Read};
-use crate::telemetry::trace::TraceId;
+use rangecache_base::telemetry::metrics::{By, Latency, TracedLatency, metric_group};
+use rangecache_base::telemetry::outcome::{Kind, Outcome, Read};
+use rangecache_base::telemetry::trace::TraceId;
 
 /// The most frequent outcome: its counter is kept, which saves the lookup by labels.
 const MOST_FREQUENT: Outcome = Outcome::Hit(Read::Linearizable);
@@ -100,7 +100,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::telemetry::outcome::Reason;
+    use rangecache_base::telemetry::outcome::Reason;
 
     #[test]
     fn every_recorded_outcome_is_read_back() {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 
-use crate::limits::BufferKindMetrics;
-use crate::telemetry::Reason;
-use crate::telemetry::metrics::{Counted, Latency, gauge, metric_group};
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::{Counted, Latency, gauge, metric_group};
+use rangecache_edge::limits::BufferKindMetrics;
 
 /// `etcd` with every reason for which it serves a watch.
 fn of_etcd() -> impl Iterator<Item = (&'static str, &'static str)> {

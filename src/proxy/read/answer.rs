@@ -1,12 +1,12 @@
 //! **answer**: selects the entries of a response at the proven revision, or at the revision that the request names.
 
-use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
-use crate::grpc::Status;
-use crate::mirror::history::{ClusterState, HistoryId};
-use crate::mirror::view::{Mirror, ViewAtError};
-use crate::telemetry::outcome::Read;
-use crate::telemetry::{Outcome, Reason};
-use crate::upstream::Version;
+use etcd_store::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::outcome::Read;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_mirror::history::{ClusterState, HistoryId};
+use rangecache_mirror::view::{Mirror, ViewAtError};
+use rangecache_upstream::Version;
 
 /// Response from memory, whatever its wire format. Throughout the read path the other result is the [`Reason`] for which
 /// etcd has to respond.

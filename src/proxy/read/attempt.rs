@@ -5,15 +5,15 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
-use crate::cache::{RangeQuery, ResponseHeader};
-use crate::grpc::{CallMetadata, Status};
-use crate::mirror::freshness::{Proof, Unproven};
-use crate::mirror::history::{Auth, HistoryId};
-use crate::mirror::view::Mirror;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use crate::telemetry::Reason;
-use crate::upstream::Version;
+use etcd_store::cache::{RangeQuery, ResponseHeader};
+use etcd_wire::grpc::{CallMetadata, Status};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::freshness::{Proof, Unproven};
+use rangecache_mirror::history::{Auth, HistoryId};
+use rangecache_mirror::view::Mirror;
+use rangecache_upstream::Version;
 
 /// Request of a read, whatever its wire format.
 pub(in crate::proxy) struct ReadRequest {

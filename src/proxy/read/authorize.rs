@@ -2,9 +2,9 @@
 
 use super::answer::{Basis, MemoryAnswer, ProvenRead};
 use super::attempt::{ReadAttempt, answer_unproven};
-use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::view::ViewAtError;
-use crate::telemetry::Reason;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::freshness::authorize::Authorization;
+use rangecache_mirror::view::ViewAtError;
 
 /// Answers the read of `attempt` at the revision at which etcd authorizes it.
 /// [`RequiredProof::Authorization`](super::plan::RequiredProof) describes the other parameters.

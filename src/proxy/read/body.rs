@@ -6,14 +6,14 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 
-use crate::cache::{Answer, Chunks, JsonAnswer, Rope, chunk_head};
-use crate::faults::{self, Fault};
-use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
-use crate::grpc::status::ok_trailers;
-use crate::limits::HeldBytes;
-use crate::mirror::HeldView;
-use crate::mirror::view::Mirror;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
+use etcd_store::cache::{Answer, Chunks, JsonAnswer, Rope, chunk_head};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
+use etcd_wire::grpc::status::ok_trailers;
+use rangecache_base::faults::{self, Fault};
+use rangecache_edge::limits::HeldBytes;
+use rangecache_mirror::HeldView;
+use rangecache_mirror::view::Mirror;
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
 /// its connection's buffers (I5).

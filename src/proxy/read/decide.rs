@@ -6,12 +6,12 @@ use super::attempt::{Deadlines, ReadAttempt, ReadRequest};
 use super::authorize::answer_authorized;
 use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use super::stale::StaleRead;
-use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
-use crate::mirror::history::Auth;
-use crate::mirror::view::Mirror;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
-use crate::telemetry::Reason;
+use etcd_wire::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
+use rangecache_mirror::view::Mirror;
 
 /// Answers the read from memory if it may be. It came by `protocol`.
 ///

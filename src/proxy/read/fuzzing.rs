@@ -8,12 +8,12 @@ use prost::Message as _;
 
 pub(crate) use super::json::fuzzing::range_json;
 use super::plan::{Plan, PlanInputs, RequiredProof, plan};
-use crate::cache::testing::query_of;
-use crate::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
-use crate::etcdserverpb::RangeRequest;
-use crate::mirror::history::Auth;
-use crate::telemetry::Reason;
-use crate::upstream::{Version, gates};
+use etcd_store::cache::testing::query_of;
+use etcd_store::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
+use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
+use rangecache_upstream::{Version, gates};
 
 #[derive(Arbitrary, Debug)]
 struct Known {

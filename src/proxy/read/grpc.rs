@@ -9,18 +9,18 @@ use hyper::body::Incoming;
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
 use super::serve::{ReceivedRead, TooLong, WireFormat};
-use crate::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
-use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
-use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
-use crate::grpc::{CallMetadata, Method, Status};
-use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Outcome, Reason};
-use crate::upstream::{Outgoing, gates};
+use etcd_store::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use etcd_wire::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
+use etcd_wire::grpc::{CallMetadata, Method, Status};
+use rangecache_base::telemetry::outcome::{Kind, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::CallBytes;
+use rangecache_upstream::{Outgoing, gates};
 
 /// The request, unchanged, for etcd.
 pub(in crate::proxy) struct Original {

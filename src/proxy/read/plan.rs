@@ -1,10 +1,10 @@
 //! **plan**: decides how a Range is answered. [`plan`] is a pure function of the request and the known state, so that
 //! tests cover the rules without I/O.
 
-use crate::cache::{Dialect, QueryError, RangeQuery};
-use crate::mirror::history::Auth;
-use crate::telemetry::Reason;
-use crate::upstream::{Version, gates};
+use etcd_store::cache::{Dialect, QueryError, RangeQuery};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
+use rangecache_upstream::{Version, gates};
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]

@@ -11,15 +11,15 @@ use super::body::EntrySource;
 use super::decide::decide;
 use super::shadow;
 use super::stale::StaleRead;
-use crate::cache::{RangeQuery, ResponseHeader, Selection};
-use crate::grpc::Status;
-use crate::keyspace::figure_prefix;
-use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Outcome, Reason};
+use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
+use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::outcome::{Kind, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::CallBytes;
 
 /// Wire format of reads: how a request is read, how its response is written, and how etcd is asked instead.
 pub(in crate::proxy) trait WireFormat: Sized {

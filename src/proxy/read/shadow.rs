@@ -16,16 +16,16 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::cache::{Answer, Dialect, RangeQuery, ResponseHeader, Rope, Selected, select};
-use crate::etcdserverpb::RangeResponse;
-use crate::grpc::frame::PREFIX_BYTES;
-use crate::grpc::status::is_ok;
-use crate::mirror::Mirrors;
-use crate::mirror::history::HistoryId;
 use crate::proxy::handles::Proxy;
 use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{Observer, ResponseBody};
-use crate::upstream::Version;
+use etcd_store::cache::{Answer, Dialect, RangeQuery, ResponseHeader, Rope, Selected, select};
+use etcd_wire::etcdserverpb::RangeResponse;
+use etcd_wire::grpc::frame::PREFIX_BYTES;
+use etcd_wire::grpc::status::is_ok;
+use rangecache_mirror::Mirrors;
+use rangecache_mirror::history::HistoryId;
+use rangecache_upstream::Version;
 
 /// Longest response that is compared, in bytes.
 const MAX_BYTES: usize = 1 << 20;

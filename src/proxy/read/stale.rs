@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
 use super::attempt::ReadRequest;
-use crate::cache::{RangeQuery, ResponseHeader};
-use crate::mirror::StaleView;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
+use etcd_store::cache::{RangeQuery, ResponseHeader};
+use rangecache_mirror::StaleView;
 
 /// Interval at which a read that was sent to etcd finds out whether a member still answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -7,10 +7,10 @@
 use super::body::{EntrySource, stream_body};
 use super::grpc::GrpcMethod;
 use super::serve::TooLong;
-use crate::cache::{Chunks, Dialect, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget};
-use crate::grpc::{Method, Status};
 use crate::proxy::response::ResponseBody;
-use crate::telemetry::outcome::Kind;
+use etcd_store::cache::{Chunks, Dialect, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget};
+use etcd_wire::grpc::{Method, Status};
+use rangecache_base::telemetry::outcome::Kind;
 
 /// KV/RangeStream.
 #[derive(Default)]

@@ -3,11 +3,11 @@
 use super::body::{EntrySource, unary_body};
 use super::grpc::GrpcMethod;
 use super::serve::TooLong;
-use crate::cache::{Answer, ResponseHeader, Selection};
-use crate::grpc::Method;
-use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::proxy::response::ResponseBody;
-use crate::telemetry::outcome::Kind;
+use etcd_store::cache::{Answer, ResponseHeader, Selection};
+use etcd_wire::grpc::Method;
+use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
+use rangecache_base::telemetry::outcome::Kind;
 
 /// KV/Range.
 #[derive(Default)]

@@ -4,7 +4,7 @@
 use tokio::time::Instant;
 
 use super::request::{Create, Options};
-use crate::etcdserverpb::WatchCreateRequest;
+use etcd_wire::etcdserverpb::WatchCreateRequest;
 
 /// A watcher that continues at another source.
 #[derive(Clone, Debug, PartialEq, Eq)]

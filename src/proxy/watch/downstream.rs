@@ -13,13 +13,13 @@ use super::receive::Requests;
 use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
-use crate::cache::{ResponseHeader, Rope, WatchFields};
-use crate::grpc::{Method, Status};
-use crate::mirror::Mirrors;
 use crate::proxy::forward::StopSignal;
 use crate::proxy::metrics::WatchMetrics;
-use crate::telemetry::Reason;
-use crate::telemetry::metrics::Counted;
+use etcd_store::cache::{ResponseHeader, Rope, WatchFields};
+use etcd_wire::grpc::{Method, Status};
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::Counted;
+use rangecache_mirror::Mirrors;
 
 /// The client's side of one stream.
 #[derive(Debug)]

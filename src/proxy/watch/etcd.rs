@@ -17,11 +17,11 @@ use super::receive::Received;
 use super::relay::Relay;
 use super::request::WatchRequest;
 use super::returning::{Attempt, Joined, Returning, join};
-use crate::cache::WatchFields;
-use crate::grpc::Status;
-use crate::mirror::history::History;
 use crate::proxy::response::Polled;
-use crate::telemetry::Reason;
+use etcd_store::cache::WatchFields;
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::History;
 
 /// etcd's call for one stream.
 #[derive(Debug)]

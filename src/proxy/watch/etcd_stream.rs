@@ -21,16 +21,16 @@ use super::carried::{creates, wire};
 use super::relay::{Relay, RelayAction};
 use super::request::WatchRequest;
 use super::tap::{Head, Parsed, last_event};
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
-use crate::grpc::Status;
-use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
-use crate::grpc::status::GRPC_STATUS;
-use crate::limits::{BudgetExceeded, CallBytes, CallKind};
-use crate::mirror::history::{ClusterState, History};
 use crate::proxy::forward::{RequestBody, SendError, UpstreamResponse};
 use crate::proxy::handles::Client;
-use crate::upstream::{BoxError, ConnectionClass, InFlight, Outgoing};
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
+use etcd_wire::grpc::Status;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use etcd_wire::grpc::status::GRPC_STATUS;
+use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
+use rangecache_mirror::history::{ClusterState, History};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing};
 
 /// Requests of the client that wait for etcd's flow control.
 const REQUESTS: usize = 16;

@@ -5,10 +5,10 @@ use super::request::{Create, WatchRequest};
 use super::session::First;
 use super::start::CreateAnswer;
 use super::stream::{Planned, StreamContext};
-use crate::grpc::Status;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Client;
-use crate::telemetry::Reason;
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::Reason;
 
 /// Why a stream is not served from memory.
 pub(super) enum Declined {

@@ -12,9 +12,9 @@ use prost::Message as _;
 use super::carried::wire;
 use super::request::{MAX_MESSAGE_BYTES, WatchRequest};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed, last_event};
-use crate::cache::testing::KeyValue;
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{WatchRequest as Wire, WatchResponse};
+use etcd_store::cache::testing::KeyValue;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{WatchRequest as Wire, WatchResponse};
 
 /// A client's message, a message of etcd's, or a program on a stream that etcd continues.
 pub(crate) fn watch_session(data: &[u8]) {
@@ -78,7 +78,7 @@ fn check_head(message: &[u8]) {
     if response.encode_to_vec() != message {
         return;
     }
-    let revision = |event: &crate::etcdserverpb::Event| {
+    let revision = |event: &etcd_wire::etcdserverpb::Event| {
         let kv = KeyValue::decode(&*event.kv).ok()?;
         (kv.mod_revision != 0 && kv.encode_to_vec() == event.kv).then_some(kv.mod_revision)
     };

@@ -20,7 +20,7 @@ use super::memory::{Leave, MemorySource, PendingLeave};
 use super::relay::Relay;
 use super::returning::Joined;
 use super::watchers::Watcher;
-use crate::telemetry::Reason;
+use rangecache_base::telemetry::Reason;
 
 /// Source that serves a stream.
 #[derive(Debug)]

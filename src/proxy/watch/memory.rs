@@ -21,14 +21,14 @@ use super::request::{Create, WatchRequest};
 use super::start::{CreateAnswer, Started};
 use super::stream::Planned;
 use super::watchers::{Watcher, Watchers};
-use crate::cache::{Rope, WatchFields};
-use crate::grpc::Status;
-use crate::mirror::Mirrors;
-use crate::mirror::history::HistoryId;
-use crate::mirror::view::ReaderEnd;
-use crate::mirror::watch_hub::Taken;
 use crate::proxy::response::Polled;
-use crate::telemetry::Reason;
+use etcd_store::cache::{Rope, WatchFields};
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::Mirrors;
+use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::view::ReaderEnd;
+use rangecache_mirror::watch_hub::Taken;
 
 /// Requests, and watchers without events for the client, that one poll looks at, before other streams get their turn.
 const MAX_STEPS: usize = 64;

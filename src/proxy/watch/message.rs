@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use bytes::Buf as _;
 
 use super::request::Options;
-use crate::cache::{Change, ChangeKind, Rope, WatchEvent, WatchFields, fragments};
-use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
-use crate::mirror::watch_hub::Picked;
+use etcd_store::cache::{Change, ChangeKind, Rope, WatchEvent, WatchFields, fragments};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
+use rangecache_mirror::watch_hub::Picked;
 
 /// Length of the pieces in which a response is produced, in bytes.
 const PIECE_BYTES: usize = 32 << 10;

@@ -2,9 +2,9 @@
 //! known state, with the checks in etcd's order.
 
 use super::request::Create;
-use crate::mirror::history::Auth;
-use crate::telemetry::Reason;
-use crate::upstream::{Version, gates};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
+use rangecache_upstream::{Version, gates};
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use super::downstream::Downstream;
 use super::receive::MAX_PROGRESS_RUN;
 use super::request::NO_WATCHER;
 use super::watchers::{Watcher, Watchers};
-use crate::cache::WatchFields;
+use etcd_store::cache::WatchFields;
 
 /// Longest wait of a client's request for its mirrors: apiserver repeats it after 100 ms.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(50);

@@ -10,9 +10,9 @@ use hyper::body::Incoming;
 use tokio::time::Sleep;
 
 use super::request::{MAX_MESSAGE_BYTES, UnknownRequest, WatchRequest};
-use crate::grpc::frame::{PREFIX_BYTES, Prefix};
-use crate::upstream::Outgoing;
-use crate::wake_gated::WakeGated;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
+use rangecache_base::wake_gated::WakeGated;
+use rangecache_upstream::Outgoing;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
 /// its connection: it closes one with about two thousand small frames that were not taken, as clients cause that create
@@ -239,9 +239,9 @@ fn is_unusual(buffer: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::etcdserverpb::watch_request::RequestUnion;
-    use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
-    use crate::grpc::frame::framed;
+    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+    use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
+    use etcd_wire::grpc::frame::framed;
 
     fn request(union: RequestUnion) -> Vec<u8> {
         let message = Wire {

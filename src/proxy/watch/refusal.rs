@@ -11,11 +11,11 @@ use super::carried::wire;
 use super::etcd_stream::encode;
 use super::request::Create;
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed};
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::proxy::forward::RequestBody;
 use crate::proxy::handles::Client;
-use crate::upstream::{ConnectionClass, Outgoing};
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use rangecache_upstream::{ConnectionClass, Outgoing};
 
 /// Longest wait for etcd's response.
 const TIMEOUT: Duration = Duration::from_secs(1);

@@ -5,9 +5,9 @@
 use bytes::Bytes;
 use prost::Message as _;
 
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{WatchCreateRequest, WatchRequest as Wire};
-use crate::keyspace::Interval;
+use etcd_store::keyspace::Interval;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest as Wire};
 
 /// Longest message that is decoded, in bytes: two keys and a few numbers.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -156,7 +156,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
+    use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
 
     fn encode(union: RequestUnion) -> Bytes {
         let request_union = Some(union);

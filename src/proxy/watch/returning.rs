@@ -13,11 +13,11 @@ use tokio::time::{Instant, Sleep};
 use super::carried::Carried;
 use super::start::{authorize, reason_of};
 use super::stream::ServingMirror;
-use crate::mirror::freshness::Unproven;
-use crate::mirror::history::{Auth, HistoryId};
-use crate::mirror::watch_hub::{Join, Reader, Signal};
 use crate::proxy::handles::Client;
-use crate::telemetry::Reason;
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::freshness::Unproven;
+use rangecache_mirror::history::{Auth, HistoryId};
+use rangecache_mirror::watch_hub::{Join, Reader, Signal};
 
 /// Pause before the first attempt, and the shortest one between two.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Vec<Joined>, Reason
 /// A watcher that has joined its hub.
 pub(super) struct Joined {
     pub(super) watcher: Carried,
-    /// Position of its mirror in [`Mirrors::at`](crate::mirror::Mirrors::at).
+    /// Position of its mirror in [`Mirrors::at`](rangecache_mirror::Mirrors::at).
     pub(super) mirror: usize,
     pub(super) reader: Reader,
 }

@@ -16,8 +16,8 @@ use super::start::Started;
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
-use crate::telemetry::Reason;
-use crate::telemetry::metrics;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics;
 
 /// Answer to the first create request of a stream.
 pub(super) enum First {

@@ -8,14 +8,14 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::request::Create;
-use crate::mirror::freshness::Unproven;
-use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::history::{Auth, HistoryId};
-use crate::mirror::view::Mirror;
-use crate::mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 use crate::proxy::handles::Client;
-use crate::telemetry::Reason;
-use crate::telemetry::trace::SpanContext;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::trace::SpanContext;
+use rangecache_mirror::freshness::Unproven;
+use rangecache_mirror::freshness::authorize::Authorization;
+use rangecache_mirror::history::{Auth, HistoryId};
+use rangecache_mirror::view::Mirror;
+use rangecache_mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 
 /// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
 const FEED_TIMEOUT: Duration = Duration::from_millis(500);
@@ -28,7 +28,7 @@ const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) reader: Reader,
-    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    /// Position of its mirror in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
     pub(super) mirror: usize,
     /// Revision in the header of `created`.
     pub(super) header_revision: i64,

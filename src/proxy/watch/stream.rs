@@ -10,14 +10,14 @@ use http::request::Parts;
 use super::plan::{CreatePlan, CreatePlanInputs, Refusal, plan};
 use super::request::Create;
 use super::start::{CreateAnswer, start};
-use crate::grpc::head::{head_bytes, kept_head};
-use crate::grpc::{CallMetadata, WATCH};
-use crate::keyspace::figure_prefix;
-use crate::mirror::history::Auth;
-use crate::mirror::watch_hub::Signal;
 use crate::proxy::call::CreateSpans;
 use crate::proxy::handles::{CallProtocol, Client};
-use crate::telemetry::Reason;
+use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::head::{head_bytes, kept_head};
+use etcd_wire::grpc::{CallMetadata, WATCH};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::history::Auth;
+use rangecache_mirror::watch_hub::Signal;
 
 /// A stream as far as it does not change.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) struct StreamContext {
 /// Mirror from which memory can serve a watcher, and whether etcd has to authorize the caller.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ServingMirror {
-    /// Position of the mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    /// Position of the mirror in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
     pub(super) mirror: usize,
     /// Whether etcd has to authorize the caller first (I8).
     pub(super) authorizes: bool,

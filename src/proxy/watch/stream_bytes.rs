@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::request::Create;
-use crate::limits::{BudgetExceeded, ByteBudget, HeldBytes};
 use crate::proxy::response::FrameBytes;
 use crate::proxy::watch_memory::WatchBudgets;
+use rangecache_edge::limits::{BudgetExceeded, ByteBudget, HeldBytes};
 
 /// Bytes of a stream without its watchers: its state, its request's head, and a short message.
 const STREAM_BYTES: u64 = 4 << 10;

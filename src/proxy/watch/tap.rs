@@ -3,7 +3,7 @@
 //!
 //! etcd encodes fields in the order of their tags, so that the events come last.
 
-use crate::protobuf::{Fields, Malformed, Value};
+use etcd_wire::protobuf::{Fields, Malformed, Value};
 
 /// Bytes of a message that are read in order to find its beginning, which includes the key of its first event. etcd permits
 /// longer keys.
@@ -136,8 +136,8 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::cache::testing::KeyValue;
-    use crate::etcdserverpb::{Event, ResponseHeader, WatchResponse};
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};
 
     fn event(key: &str, revision: i64) -> Event {
         Event {

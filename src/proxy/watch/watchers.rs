@@ -9,16 +9,16 @@ use super::carried::Carried;
 use super::request::Create;
 use super::start::Started;
 use super::stream::StreamContext;
-use crate::mirror::history::HistoryId;
-use crate::mirror::watch_hub::Reader;
-use crate::telemetry::metrics::Counted;
+use rangecache_base::telemetry::metrics::Counted;
+use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::watch_hub::Reader;
 
 /// Watcher that memory serves.
 #[derive(Debug)]
 pub(super) struct Watcher {
     /// Position in the events of its keys.
     pub(super) reader: Reader,
-    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    /// Position of its mirror in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
     pub(super) mirror: usize,
     /// The request that created it.
     pub(super) create: Create,

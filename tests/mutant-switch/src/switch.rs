@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::bodies::{self, Body};
 use crate::mutant::Mutant;
 
-/// Library of rangecache, in which mutants can be chosen, and which gets the code that chooses.
+/// First file of a library, which gets the code that chooses; in the folder of its crate.
 const LIBRARY: &str = "src/lib.rs";
 const CHOICE: &str = "
 /// Number of the mutant that the environment variable `MUTANT` chooses; 0 for none.
@@ -44,6 +44,11 @@ impl Switches {
             tree: tree.to_owned(),
         };
         switches.source(Path::new(LIBRARY))?;
+        let crates = std::fs::read_dir(tree.join("crates")).into_iter().flatten();
+        for folder in crates {
+            let library = Path::new("crates").join(folder?.file_name()).join(LIBRARY);
+            switches.source(&library)?;
+        }
         Ok(switches)
     }
 
@@ -63,7 +68,8 @@ impl Switches {
     pub(crate) fn add(&mut self, mutant: Mutant) -> Result<std::result::Result<(), &'static str>> {
         let mut changes = Vec::new();
         for (path, changed) in &mutant.files {
-            if !path.starts_with("src") || path == Path::new("src/main.rs") {
+            let is_source = path.starts_with("src") || path.starts_with("crates");
+            if !is_source || path == Path::new("src/main.rs") {
                 return Ok(Err("it is not in the library"));
             }
             let Ok(changed_bodies) = bodies::find(changed) else {
@@ -110,7 +116,7 @@ impl Switches {
         let mut written = Written::default();
         for (path, source) in &self.sources {
             let (mut text, places) = source.with_switches();
-            if path == Path::new(LIBRARY) {
+            if path.ends_with(LIBRARY) {
                 text += CHOICE;
             }
             // What is as it was is not built again.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rangecache::upstream::ReceiveWindow;
+use rangecache_upstream::ReceiveWindow;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{put, read_from_memory, run, start, world};

@@ -15,7 +15,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
 use super::request::{names_unknown_sort_target, parse};
-use crate::cache::{RangeQuery, SortOrder, SortTarget};
+use etcd_store::cache::{RangeQuery, SortOrder, SortTarget};
 
 /// Names of the fields as etcd defines them. The gateway accepts the same in camel case.
 const NUMBERS: [&str; 6] = [

@@ -18,18 +18,18 @@ use super::attempt::ReadRequest;
 use super::body::{EntrySource, json_body};
 use super::grpc::sort_targets_are_unchecked;
 use super::serve::{ReceivedRead, TooLong, WireFormat};
-use crate::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
-use crate::grpc::status::MAX_RESPONSE_BYTES;
-use crate::grpc::{Method, Status, is_json_of};
-use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Outcome, Reason};
-use crate::upstream::{ConnectionClass, Outgoing, Version};
+use etcd_store::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
+use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
+use etcd_wire::grpc::{Method, Status, is_json_of};
+use rangecache_base::telemetry::outcome::{Kind, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::CallBytes;
+use rangecache_upstream::{ConnectionClass, Outgoing, Version};
 
 /// Longest body that is read, in bytes. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 128 << 10;

@@ -6,8 +6,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cache::{RangeQuery, SortOrder, SortTarget};
 use crate::proxy::gateway::{Enum, Int64, NotUnderstood, decode};
+use etcd_store::cache::{RangeQuery, SortOrder, SortTarget};
 
 /// The fields under both of their names.
 #[derive(Deserialize)]

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::etcdserverpb::WatchCreateRequest;
 use crate::proxy::watch::request::NO_WATCHER;
 use crate::proxy::watch::tap::Head;
+use etcd_wire::etcdserverpb::WatchCreateRequest;
 
 /// A response, and the revision of its last event.
 #[derive(Clone, Debug)]

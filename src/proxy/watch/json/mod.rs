@@ -20,15 +20,15 @@ use super::request::Create;
 use super::session::{First, Session};
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
-use crate::grpc::{CallMetadata, Method, is_json_of};
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
 use crate::proxy::handles::{CallProtocol, Client};
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::telemetry::Reason;
-use crate::telemetry::metrics::Source;
-use crate::upstream::Outgoing;
+use etcd_wire::grpc::{CallMetadata, Method, is_json_of};
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_upstream::Outgoing;
 use response::JsonStream;
 
 /// Longest body that is read, in bytes: two keys in base64. Longer ones are forwarded.

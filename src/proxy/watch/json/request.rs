@@ -4,10 +4,10 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{WatchCreateRequest, WatchRequest};
-use crate::grpc::frame::framed;
 use crate::proxy::gateway::{Enum, Int64, NotUnderstood, decode};
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest};
+use etcd_wire::grpc::frame::framed;
 
 /// Names of the request that creates a watcher.
 const NAMES: [&str; 2] = ["create_request", "createRequest"];
@@ -78,7 +78,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::grpc::frame::PREFIX_BYTES;
+    use etcd_wire::grpc::frame::PREFIX_BYTES;
 
     fn parsed(body: &str) -> Result<WatchCreateRequest, NotUnderstood> {
         let message = parse(body.as_bytes(), true)?;

@@ -7,14 +7,14 @@ use http::HeaderMap;
 use http_body::Frame;
 use prost::Message as _;
 
-use crate::cache::{Entry, JsonFields, Rope};
-use crate::etcdserverpb::{Event, WatchResponse};
-use crate::grpc::frame::{PREFIX_BYTES, Prefix};
-use crate::grpc::status;
 use crate::proxy::gateway::stream_error;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::proxy::watch::session::Session;
-use crate::telemetry::metrics::Source;
+use etcd_store::cache::{Entry, JsonFields, Rope};
+use etcd_wire::etcdserverpb::{Event, WatchResponse};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
+use etcd_wire::grpc::status;
+use rangecache_base::telemetry::metrics::Source;
 
 /// etcd's number of deletes.
 const DELETE: i32 = 1;

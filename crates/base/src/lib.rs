@@ -1,0 +1,24 @@
+//! What every room of rangecache stands on.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`telemetry`] | metrics, logs, traces |
+//! | [`flags`] | parsers that flags of all rooms share; flags that a reload replaces |
+//! | [`net`] | URLs, and the byte streams of both sides |
+//! | [`instance`] | identity of the process towards other rangecaches |
+//! | [`memory`] | the memory limit of the container |
+//! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
+//! | [`simulated`] | connections within the process, for tests |
+//! | [`wake_gated`] | futures that are polled only once they were woken |
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
+pub mod faults;
+pub mod flags;
+pub mod instance;
+pub mod memory;
+pub mod net;
+pub mod panics;
+pub mod simulated;
+pub mod telemetry;
+pub mod wake_gated;

@@ -1,0 +1,139 @@
+//! Metrics of what is bounded: buffered bytes, turns, shares of clients.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+use rangecache_base::telemetry::metrics::{Within, gauge, metric_group};
+
+/// Every kind of buffered bytes.
+const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];
+
+metric_group! {
+    /// Buffered bytes (`--buffer-max-bytes`) by kind.
+    pub struct BufferMetrics by kind;
+    /// Metrics of one kind of buffered bytes.
+    #[derive(Default)]
+    pub struct BufferKindMetrics {
+        /// Bytes buffered for calls, by kind; bounded by --buffer-max-bytes
+        pub used: Gauge = "rangecache_buffer_used_bytes";
+        /// Share of --buffer-max-bytes, by kind; request, forwarded and sending have one share together
+        limit: Gauge = "rangecache_buffer_limit_bytes";
+        /// Calls waiting for buffered bytes to be released, by kind
+        pub waiting: Gauge = "rangecache_buffer_waiting";
+        /// Calls whose bytes did not fit the share of their kind, by kind
+        pub refused: Counter = "rangecache_buffer_refused_total";
+    }
+}
+
+impl BufferMetrics {
+    /// The metrics of `kind`, whose share is `limit_bytes`.
+    #[must_use]
+    pub fn kind(&self, kind: &'static str, limit_bytes: u64) -> BufferKindMetrics {
+        let metrics = self.of(kind);
+        metrics.limit.set(gauge(limit_bytes));
+        metrics
+    }
+
+    /// Bytes of all kinds that are held now.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        let used = KINDS.into_iter().filter_map(|kind| self.used.get(kind));
+        used.filter_map(|used| u64::try_from(used.get()).ok()).sum()
+    }
+}
+
+impl BufferKindMetrics {
+    /// Metrics of a budget that `refused` and `waiting` alone show.
+    #[must_use]
+    pub fn of_budget(used: Gauge, waiting: Gauge, refused: Counter) -> BufferKindMetrics {
+        BufferKindMetrics {
+            used,
+            waiting,
+            refused,
+            ..BufferKindMetrics::default()
+        }
+    }
+}
+
+metric_group! {
+    /// Calls that take turns to be sent to etcd.
+    pub struct TurnsMetrics {
+        /// Large Ranges in flight to etcd
+        large: Gauge = "rangecache_forward_large";
+        /// Large Ranges waiting for their turn or for an identical one
+        large_waiting: Gauge = "rangecache_forward_waiting";
+        /// Small reads, streams and new watches that etcd has not begun to answer
+        small: Gauge = "rangecache_forward_small";
+        /// Small reads, streams and new watches waiting for their turn
+        small_waiting: Gauge = "rangecache_forward_small_waiting";
+        /// Calls that got no turn to be sent to etcd, by size (large, small) and reason
+        refused[calls, reason]: Counter = "rangecache_forward_refused_total", from_zero = [
+            ("large", "too_many_waiting"), ("large", "late"), ("large", "deadline"),
+            ("small", "too_many_waiting"), ("small", "late"), ("small", "deadline"),
+        ];
+    }
+}
+
+impl TurnsMetrics {
+    /// Large Ranges in flight to etcd, and those that wait for their turn or for an identical one.
+    #[must_use]
+    pub fn large(&self) -> TurnMetrics {
+        TurnMetrics {
+            in_flight: self.large.clone(),
+            waiting: self.large_waiting.clone(),
+            refused: Within::new(&self.refused, "large", []),
+        }
+    }
+
+    /// Small reads, streams and watches that etcd has not begun to answer, and those that wait for their turn.
+    #[must_use]
+    pub fn small(&self) -> TurnMetrics {
+        TurnMetrics {
+            in_flight: self.small.clone(),
+            waiting: self.small_waiting.clone(),
+            refused: Within::new(&self.refused, "small", []),
+        }
+    }
+}
+
+/// Calls that take turns.
+#[derive(Clone, Debug)]
+pub struct TurnMetrics {
+    /// Calls in flight to etcd.
+    pub in_flight: Gauge,
+    /// Calls that wait.
+    pub waiting: Gauge,
+    refused: Within<Counter>,
+}
+
+impl TurnMetrics {
+    /// Counts a call that got no turn.
+    pub fn record_refused(&self, reason: &'static str) {
+        self.refused.of(reason).inc();
+    }
+}
+
+metric_group! {
+    /// Calls refused because their client has used up its share.
+    #[derive(Clone)]
+    pub struct ShareMetrics {
+        /// Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches
+        refused[limit]: Counter = "rangecache_client_share_refused_total",
+            from_zero = ["bytes", "calls", "costly", "lists", "watches"];
+    }
+}
+
+impl ShareMetrics {
+    /// Counts a call that exceeds the bound `limit`.
+    pub fn record_refused(&self, limit: &'static str) {
+        self.refused.of(limit).inc();
+    }
+}
+
+metric_group! {
+    /// Connections of clients, by which calls are shared out.
+    pub struct OpenConnections {
+        /// Open client connections
+        pub open: Gauge = "rangecache_client_connections";
+    }
+}

@@ -1,0 +1,45 @@
+//! **limits**: bounds on calls in flight, on concurrent reads of etcd, and on buffered bytes.
+//!
+//! | file | bound |
+//! |---|---|
+//! | `admission` | calls in flight (`--max-calls`) |
+//! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
+//! | `waiters`, `round_robin` | waiting calls by client and by connection, which take turns |
+//! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
+//! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
+//! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
+//! | `intake` | requests that one connection has read |
+//! | `byte_budget` | buffered bytes of several responses |
+//! | `flags`, `client_flags` | the flags |
+//!
+//! `metrics` declares what this room counts.
+
+mod admission;
+mod buffers;
+mod byte_budget;
+mod call_bytes;
+mod client_bytes;
+mod client_flags;
+mod flags;
+mod intake;
+mod metrics;
+mod round_robin;
+mod shares;
+mod turns;
+mod waiters;
+
+pub use admission::Admission;
+pub use buffers::Buffers;
+pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
+pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
+pub use client_flags::ClientsConfig;
+pub use flags::{
+    FIXED_BYTES, LimitsConfig, MIN_BUFFER_BYTES, connections_memory, default_buffer_bytes,
+    default_connections, default_handshakes,
+};
+pub use intake::{Intake, Unhandled};
+pub use metrics::{
+    BufferKindMetrics, BufferMetrics, OpenConnections, ShareMetrics, TurnMetrics, TurnsMetrics,
+};
+pub use shares::{ClientLimits, NoShare, Share, ShareKind, ShareLimit};
+pub use turns::{NoTurn, Turn, Turns, Waiting};

@@ -1,0 +1,135 @@
+//! Flags of the listening sockets.
+
+use clap::{Args, ValueEnum};
+
+use crate::browser::BrowserRules;
+use rangecache_base::flags::parse_mode;
+use rangecache_base::net::{Transport, Url};
+
+/// From where requests that change the process are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Control {
+    /// From loopback addresses and unix sockets
+    Local,
+    /// From unix sockets alone
+    Unix,
+    /// From nowhere
+    Off,
+}
+
+impl Control {
+    /// Whether such a request is accepted from a connection of this kind.
+    #[must_use]
+    pub fn permits(self, transport: Transport) -> bool {
+        match self {
+            Control::Local => transport.local,
+            Control::Unix => transport.unix,
+            Control::Off => false,
+        }
+    }
+
+    /// Sentence for a request that is refused.
+    #[must_use]
+    pub fn refusal(self) -> &'static str {
+        match self {
+            Control::Local => {
+                "this request is accepted from loopback addresses of rangecache's own host alone"
+            }
+            Control::Unix => "this request is accepted from unix sockets alone (--control=unix)",
+            Control::Off => "this request is not accepted (--control=off); SIGHUP reloads the flags",
+        }
+    }
+}
+
+/// Listening sockets for clients and for operators.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Listeners")]
+pub struct ListenConfig {
+    /// URLs that clients connect to, comma-separated, with the same schemes; port 0 takes a free port, which is logged
+    #[arg(
+        long = "listen-client-urls",
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:23790"
+    )]
+    pub client_urls: Vec<Url>,
+
+    /// URLs that clients connect to which may only read, comma-separated, with the same schemes and TLS settings: writes,
+    /// transactions and administrative calls are refused with PermissionDenied [default: none]
+    #[arg(
+        long = "read-only-listen-client-urls",
+        value_name = "URL,…",
+        value_delimiter = ','
+    )]
+    pub read_only_client_urls: Vec<Url>,
+
+    /// URLs, comma-separated, that MemberList names as the client URLs of the only member, as with etcd's grpc-proxy: for
+    /// clients that take their endpoints from etcd's members and would leave rangecache [default: none, etcd answers]
+    #[arg(long = "advertise-client-urls", value_name = "URL,…", value_delimiter = ',')]
+    pub advertise_client_urls: Vec<Url>,
+
+    /// URLs of /livez, /readyz, /metrics and the status page, comma-separated; https:// uses --cert-file, too
+    #[arg(
+        long = "listen-metrics-urls",
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:23791"
+    )]
+    pub metrics_urls: Vec<Url>,
+
+    /// From where POST /reload, POST /forward-all and DELETE /forward-all are accepted on --listen-metrics-urls: loopback
+    /// addresses and unix sockets (local), unix sockets alone (unix), or nowhere (off). Behind a proxy on the same host,
+    /// such as a service mesh's, every client has a loopback address
+    #[arg(long, value_name = "FROM", value_enum, default_value = "local")]
+    pub control: Control,
+
+    /// Mode of the listeners' unix sockets, octal
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
+    pub unix_socket_mode: u32,
+
+    /// Share the ports with other processes (SO_REUSEPORT) and replace unix sockets, so that the next rangecache can
+    /// take over before this one stops
+    #[arg(long = "socket-reuse-port", visible_alias = "reuse-port")]
+    pub reuse_port: bool,
+
+    /// Allow clients on other machines to connect without TLS. Insecure: every client that reaches the port can read
+    /// and write all of etcd
+    #[arg(
+        long = "allow-plaintext-listener",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
+    )]
+    pub allow_plaintext: bool,
+
+    /// Host names, comma-separated, under which HTTP/1 clients may call a listener without TLS, in addition to IP
+    /// addresses, localhost and the hosts of the listening URLs; * permits all. Protects etcd from web pages (DNS
+    /// rebinding)
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub host_whitelist: Vec<String>,
+
+    /// Origins of web pages that may call the client listeners, comma-separated, such as https://example.com; * permits
+    /// all [default: none]
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    pub cors: Vec<String>,
+}
+
+impl ListenConfig {
+    /// URLs of all listeners.
+    pub fn urls(&self) -> impl Iterator<Item = &Url> {
+        self.all_client_urls().chain(&self.metrics_urls)
+    }
+
+    /// URLs of the listeners for clients, those that only read included.
+    pub fn all_client_urls(&self) -> impl Iterator<Item = &Url> {
+        self.client_urls.iter().chain(&self.read_only_client_urls)
+    }
+
+    /// Host names under which the listeners may be called, and web pages that may call them.
+    #[must_use]
+    pub fn browser_rules(&self) -> BrowserRules {
+        BrowserRules::new(self.urls(), &self.host_whitelist, &self.cors)
+    }
+}

@@ -1,0 +1,180 @@
+//! Listening sockets: TCP or unix.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio_util::either::Either;
+
+use super::unix::{self, SocketFile};
+use crate::tls::Acceptor;
+use rangecache_base::net::{self, Address, Plain, Url};
+#[cfg(debug_assertions)]
+use rangecache_base::simulated;
+
+/// Connections that the kernel queues before they are accepted, as far as `net.core.somaxconn` allows. Over it, clients
+/// that connect at once, for instance after a restart, would wait a second or more before they try again.
+const BACKLOG: u32 = 4096;
+/// Pause after `accept` failed because the system had no file descriptor or memory left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A bound TCP port or unix socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    url: Url,
+    /// Set exactly if the URL is one with TLS.
+    tls: Option<Arc<Acceptor>>,
+    /// Of a unix socket, until it is served.
+    file: Option<SocketFile>,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+    #[cfg(debug_assertions)]
+    Simulated(parking_lot::Mutex<tokio::sync::mpsc::Receiver<tokio::io::DuplexStream>>),
+}
+
+impl Listener {
+    /// Binds `url`; connections use `tls` if the URL is one with TLS. A unix socket's file gets `unix_socket_mode`; a
+    /// stale socket file is replaced. With `reuse_port` a TCP port may be bound by other processes at the same time
+    /// (SO_REUSEPORT), and a unix socket takes over the name of another process's socket, which keeps serving the
+    /// connections that it has.
+    ///
+    /// # Errors
+    /// The system's.
+    pub async fn bind(
+        url: &Url,
+        tls: Option<&Arc<Acceptor>>,
+        unix_socket_mode: u32,
+        reuse_port: bool,
+    ) -> io::Result<Listener> {
+        let tls = tls.filter(|_| url.tls).cloned();
+        if url.tls && tls.is_none() {
+            return Err(io::Error::other("TLS is not set up"));
+        }
+        #[cfg(debug_assertions)]
+        if let Some(connections) = simulated::listen(&url.authority()) {
+            return Ok(Listener {
+                socket: Socket::Simulated(parking_lot::Mutex::new(connections)),
+                url: url.clone(),
+                tls,
+                file: None,
+            });
+        }
+        let mut file = None;
+        let (socket, address) = match &url.address {
+            Address::Tcp { host, port } => {
+                let listener = bind_tcp(host, *port, reuse_port).await?;
+                let (host, port) = (host.clone(), listener.local_addr()?.port());
+                (Socket::Tcp(listener), Address::Tcp { host, port })
+            }
+            Address::Unix(path) => {
+                let (listener, created) = if reuse_port {
+                    unix::replace(path, unix_socket_mode, BACKLOG).await?
+                } else {
+                    unix::bind(path, unix_socket_mode, BACKLOG).await?
+                };
+                file = Some(created);
+                (Socket::Unix(listener), url.address.clone())
+            }
+        };
+        let url = Url {
+            tls: url.tls,
+            address,
+        };
+        Ok(Listener {
+            socket,
+            url,
+            tls,
+            file,
+        })
+    }
+
+    /// Leaves the file of a unix socket in its place when the listener is dropped: it is served from now on.
+    pub(super) fn keep_file(&mut self) {
+        if let Some(file) = self.file.take() {
+            file.keep();
+        }
+    }
+
+    /// The bound URL; port 0 is replaced by the port that the system chose.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Does the TLS handshakes; `None` without TLS.
+    #[must_use]
+    pub fn tls(&self) -> Option<Arc<Acceptor>> {
+        self.tls.clone()
+    }
+
+    /// The next connection, before any handshake, and the client's address; `None` for a unix socket. While the
+    /// system has no file descriptor left, clients wait in the kernel's queue, and `exhausted` is called again and again.
+    pub(super) async fn accept(&self, exhausted: impl Fn()) -> (Plain, Option<IpAddr>) {
+        loop {
+            let accepted = match &self.socket {
+                Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, peer)| {
+                    net::tune(&stream)?;
+                    Ok((Either::Left(stream), Some(peer.ip())))
+                }),
+                Socket::Unix(listener) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, _)| (net::from_unix(stream), None))
+                }
+                #[cfg(debug_assertions)]
+                Socket::Simulated(connections) => {
+                    match std::future::poll_fn(|context| connections.lock().poll_recv(context)).await {
+                        Some(stream) => Ok((Either::Right(Either::Right(stream)), None)),
+                        // Another listener has the address now.
+                        None => std::future::pending().await,
+                    }
+                }
+            };
+            match accepted {
+                Ok(accepted) => return accepted,
+                Err(error) if is_exhausted(&error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    exhausted();
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+                // The client has closed the connection already. It must not delay others.
+                Err(error) => tracing::debug!(%error, "a connection ended before it was accepted"),
+            }
+        }
+    }
+}
+
+/// Whether `accept` fails until the system has more of something.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
+}
+
+/// Binds a port. With `reuse_port` other processes may have bound it as well: the kernel gives each new connection to one
+/// of them.
+async fn bind_tcp(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
+    let mut refused = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in tokio::net::lookup_host((host, port)).await? {
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(reuse_port)?;
+        match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}

@@ -1,0 +1,344 @@
+//! Connections to etcd, with TLS for `https://` and `unixs://`.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::{ServerName, UnixTime};
+use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, ClientConnection, HandshakeKind};
+use tokio::io::AsyncBufReadExt;
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::crypto::{H2, HTTP_1_1, provider, versions};
+use super::explain::{self, TlsFilePaths};
+use super::facts::{self, CertificateFacts};
+use super::files::{FileError, Files, system_authorities};
+use super::flags::TlsConfig;
+use super::verifiers::NoVerification;
+use super::watched::{LoadedFiles, Watched};
+use rangecache_base::net::{self, Plain, Stream, Url};
+use rangecache_base::telemetry::Metrics;
+use rangecache_base::telemetry::clients::ClientName;
+
+/// Time to wait for the first bytes of a server, which may send only after the client does.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Application protocol of a connection to etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC.
+    Http2,
+    /// HTTP/1.1: health, metrics and the JSON gateway.
+    Http1,
+}
+
+/// Makes connections to etcd.
+pub struct Connector {
+    /// `None` if no endpoint uses TLS.
+    tls: Option<Tls>,
+}
+
+struct Tls {
+    current: Arc<Watched<TlsClient>>,
+    files: TlsFilePaths,
+    reload_interval: Duration,
+    named: NamedConnection,
+}
+
+/// Held by a connection whose client certificate has a common name, which etcd may take for a user. The connection keeps
+/// that name when the certificate is replaced.
+#[derive(Clone, Debug, Default)]
+pub struct NamedConnection(Arc<()>);
+
+struct TlsClient {
+    http2: Arc<ClientConfig>,
+    http1: Arc<ClientConfig>,
+    verifier: Arc<dyn ServerCertVerifier>,
+    common_name: Option<String>,
+}
+
+impl TlsClient {
+    /// Verifies the certificate of a resumed session, which may have expired since the ticket was issued.
+    fn verify_resumed(&self, name: &ServerName<'_>, connection: &ClientConnection) -> io::Result<()> {
+        if connection.handshake_kind() != Some(HandshakeKind::Resumed) {
+            return Ok(());
+        }
+        let Some([own, intermediates @ ..]) = connection.peer_certificates() else {
+            return Err(io::Error::other("the resumed session has no certificate"));
+        };
+        let verified = self
+            .verifier
+            .verify_server_cert(own, intermediates, name, &[], UnixTime::now());
+        verified
+            .map(drop)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector")
+            .field("tls", &self.tls.is_some())
+            .finish()
+    }
+}
+
+impl Connector {
+    /// A connector without TLS.
+    #[must_use]
+    pub fn plaintext() -> Arc<Connector> {
+        Arc::new(Connector { tls: None })
+    }
+
+    /// Reads the files that the flags name, if any endpoint has TLS. With `names_callers` the common name of the client
+    /// certificate must stay the same when its file is replaced.
+    ///
+    /// # Errors
+    /// The file that is invalid, and why.
+    pub fn open(
+        flags: &TlsConfig,
+        endpoints: &[Url],
+        names_callers: bool,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Arc<Connector>, FileError> {
+        if !endpoints.iter().any(|url| url.tls) {
+            return Ok(Connector::plaintext());
+        }
+        let flags = flags.clone();
+        if flags.insecure_skip_tls_verify {
+            tracing::warn!(
+                "--insecure-skip-tls-verify: etcd's certificate is not verified; do not use this in production"
+            );
+        }
+        let mut paths = Vec::new();
+        for (flag, path) in [
+            ("cacert", &flags.cacert),
+            ("cert", &flags.cert),
+            ("key", &flags.key),
+        ] {
+            paths.extend(path.clone().map(|path| (flag, path)));
+        }
+        let files = TlsFilePaths {
+            cacert: flags.cacert.clone(),
+            cert: flags.cert.clone(),
+        };
+        let reload_interval = flags.tls_reload_interval;
+        let name = OnceLock::new();
+        let load = Box::new(move |files: &Files| {
+            let loaded = load(&flags, files)?;
+            if names_callers {
+                keep_name(&name, loaded.value.common_name.as_deref())?;
+            }
+            Ok(loaded)
+        });
+        let tls = Tls {
+            current: Arc::new(Watched::open("etcd", paths, metrics, load)?),
+            files,
+            reload_interval,
+            named: NamedConnection::default(),
+        };
+        Ok(Arc::new(Connector { tls: Some(tls) }))
+    }
+
+    /// Spawns a task on `tasks` that reloads replaced files, also at once when `look` changes, until `stop` is cancelled.
+    pub fn keep_fresh(&self, tasks: &TaskTracker, look: &watch::Sender<()>, stop: &CancellationToken) {
+        if let Some(tls) = &self.tls {
+            let (current, interval) = (Arc::clone(&tls.current), tls.reload_interval);
+            let (look, stop) = (look.subscribe(), stop.clone());
+            tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval, look)).await });
+        }
+    }
+
+    /// Reads replaced files at once.
+    #[cfg(test)]
+    pub(super) fn reload(&self) {
+        if let Some(tls) = &self.tls {
+            tls.current.reload();
+        }
+    }
+
+    /// Common name of the client certificate. If etcd's auth is on, callers without credentials of their own act as the
+    /// user of this name.
+    #[must_use]
+    pub fn common_name(&self) -> Option<String> {
+        self.tls.as_ref()?.current.current().common_name.clone()
+    }
+
+    /// Whether the client certificate has a common name, or that of an open connection has.
+    #[must_use]
+    pub fn names_a_user(&self) -> bool {
+        let names =
+            |tls: &Tls| tls.current.current().common_name.is_some() || Arc::strong_count(&tls.named.0) > 1;
+        self.tls.as_ref().is_some_and(names)
+    }
+
+    /// Connects to `url`, with TLS if the URL asks for it.
+    ///
+    /// # Errors
+    /// The error of the socket or of the handshake; the latter names the flag and the remedy.
+    pub async fn connect(&self, url: &Url, protocol: Protocol) -> io::Result<Stream> {
+        Ok(self.connect_named(url, protocol).await?.0)
+    }
+
+    /// [`Connector::connect`], also with what the connection has to hold if its client certificate has a common name.
+    ///
+    /// # Errors
+    /// Those of [`Connector::connect`].
+    pub async fn connect_named(
+        &self,
+        url: &Url,
+        protocol: Protocol,
+    ) -> io::Result<(Stream, Option<NamedConnection>)> {
+        let stream = net::connect(url).await?;
+        self.handshake(url, protocol, stream).await
+    }
+
+    /// Completes the handshake with `url` on a connected socket.
+    pub(super) async fn handshake(
+        &self,
+        url: &Url,
+        protocol: Protocol,
+        stream: Plain,
+    ) -> io::Result<(Stream, Option<NamedConnection>)> {
+        if !url.tls {
+            return Ok((Either::Left(stream), None));
+        }
+        let (Some(tls), Some(name)) = (&self.tls, url.server_name()) else {
+            return Err(io::Error::other("TLS is not configured"));
+        };
+        let client = tls.current.current();
+        // The files may be replaced during the handshake.
+        let named = client.common_name.is_some().then(|| tls.named.clone());
+        let config = match protocol {
+            Protocol::Http2 => &client.http2,
+            Protocol::Http1 => &client.http1,
+        };
+        let shaking = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream);
+        match Box::pin(shaking).await {
+            Ok(stream) if protocol == Protocol::Http2 && stream.get_ref().1.alpn_protocol() != Some(H2) => {
+                Err(io::Error::other(explain::NO_HTTP_2))
+            }
+            Ok(mut stream) => {
+                client
+                    .verify_resumed(&name, stream.get_ref().1)
+                    .map_err(|error| explain::towards_etcd(error, url, &tls.files))?;
+                if protocol == Protocol::Http2 {
+                    first_bytes(&mut stream)
+                        .await
+                        .map_err(|error| explain::no_first_bytes(error, url, &tls.files))?;
+                }
+                Ok((Either::Right(Box::new(stream.into())), named))
+            }
+            Err(error) => Err(explain::towards_etcd(error, url, &tls.files)),
+        }
+    }
+
+    /// The facts of the certificate that the server at `url` presents; `None` without TLS, or if it cannot be parsed.
+    ///
+    /// # Errors
+    /// The errors of [`Connector::connect`].
+    pub async fn look_at_peer(&self, url: &Url) -> io::Result<Option<CertificateFacts>> {
+        let Either::Right(stream) = self.connect(url, Protocol::Http2).await? else {
+            return Ok(None);
+        };
+        let shown = stream.get_ref().1.peer_certificates();
+        Ok(shown
+            .and_then(<[_]>::first)
+            .and_then(|certificate| facts::of_certificate(certificate).ok()))
+    }
+
+    /// Explains why a connection to `url` was closed before the first response.
+    pub fn explain(&self, url: &Url, text: &str) -> String {
+        let files = self.tls.as_ref().map(|tls| tls.files.clone());
+        explain::after_handshake(text, url, &files.unwrap_or_default())
+    }
+}
+
+/// Checks that callers can be compared with the certificate's `common_name`, and that it is the one of the first
+/// certificate. Open connections keep theirs, so that with another name etcd would take one call for that of the former
+/// user and the next for that of the new one.
+fn keep_name(first: &OnceLock<String>, common_name: Option<&str>) -> Result<(), FileError> {
+    let other = |text: String| Err(FileError::Other(text));
+    let Some(name) = common_name.filter(|name| ClientName::may_be_certificate(name)) else {
+        return other(
+            "--caller-is=certificate: the certificate in --cert has no common name of at most 124 bytes, by which callers \
+             could be known; give one with the name of a user of etcd"
+                .to_owned(),
+        );
+    };
+    let first = first.get_or_init(|| name.to_owned());
+    if first != name {
+        return other(format!(
+            "--caller-is=certificate: the certificate in --cert has the common name {name:?} instead of {first:?}; restart \
+             rangecache to answer callers of another name"
+        ));
+    }
+    Ok(())
+}
+
+/// Builds the settings of connections to etcd.
+fn load(flags: &TlsConfig, files: &Files) -> Result<LoadedFiles<TlsClient>, FileError> {
+    let provider = provider(flags);
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&versions(flags))
+        .map_err(|error| FileError::Other(error.to_string()))?;
+    let mut expiries = Vec::new();
+    let verifier: Arc<dyn ServerCertVerifier> = if flags.insecure_skip_tls_verify {
+        Arc::new(NoVerification(Arc::clone(&provider)))
+    } else {
+        let authorities = match files.get("cacert") {
+            Some(file) => {
+                let (store, expiry) = file.authorities()?;
+                expiries.push(("ca", expiry));
+                store
+            }
+            None => system_authorities()?,
+        };
+        WebPkiServerVerifier::builder_with_provider(Arc::new(authorities), Arc::clone(&provider))
+            .build()
+            .map_err(|error| FileError::Other(error.to_string()))?
+    };
+    let builder = builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier));
+    let mut common_name = None;
+    let mut http2 = match (files.get("cert"), files.get("key")) {
+        (Some(cert), Some(key)) => {
+            let (certified, facts) = cert.with_key(key, &provider)?;
+            expiries.push(("cert", facts.not_after_seconds));
+            common_name = facts.common_name;
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let mut http1 = http2.clone();
+    http2.alpn_protocols = vec![H2.to_vec()];
+    http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    let value = TlsClient {
+        http2: Arc::new(http2),
+        http1: Arc::new(http1),
+        verifier,
+        common_name,
+    };
+    Ok(LoadedFiles { value, expiries })
+}
+
+/// Waits for the first bytes of the server, and leaves them in the buffer. etcd starts HTTP/2 without waiting for the
+/// client, or sends an alert that refuses the client's certificate; a write before that would fail and hide the alert.
+async fn first_bytes(stream: &mut TlsStream<Plain>) -> io::Result<()> {
+    match tokio::time::timeout(FIRST_BYTES_TIMEOUT, stream.fill_buf()).await {
+        Ok(Ok([])) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(Err(error)) => Err(error),
+        // A server may also wait for the client.
+        Ok(Ok(_)) | Err(_) => Ok(()),
+    }
+}

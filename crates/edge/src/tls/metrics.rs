@@ -1,0 +1,51 @@
+//! Metrics of TLS: handshakes with clients, and the files of both sides.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+use rangecache_base::telemetry::metrics::metric_group;
+
+metric_group! {
+    /// Handshakes with clients, and certificate files. `side` is `clients` or `etcd`.
+    pub struct TlsMetrics {
+        /// Clients' TLS handshakes in progress or waiting for their turn
+        pub handshaking: Gauge = "rangecache_tls_handshaking";
+        /// Clients' TLS handshakes by result
+        handshakes[result]: Counter = "rangecache_tls_handshakes_total", from_zero = ["ok", "refused", "timed_out"];
+        /// When the first certificate of a file expires or its revocation list is due, in seconds since 1970
+        not_after_seconds[side, file]: Gauge = "rangecache_tls_not_after_timestamp_seconds";
+        /// Replaced certificate files by whether they could be used
+        reloads[side, result]: Counter = "rangecache_tls_reloads_total",
+            from_zero = [("clients", "ok"), ("clients", "failed"), ("etcd", "ok"), ("etcd", "failed")];
+        /// Expiry of each file by side and flag, in seconds since 1970.
+        files: Mutex<BTreeMap<(&'static str, &'static str), i64>>;
+    }
+}
+
+impl TlsMetrics {
+    /// Counts a client's handshake.
+    pub fn record_handshake(&self, result: &'static str) {
+        self.handshakes.of(result).inc();
+    }
+
+    /// Counts a reload of the files of `side`.
+    pub fn record_reload(&self, side: &'static str, result: &'static str) {
+        self.reloads.of((side, result)).inc();
+    }
+
+    /// Sets the expiry of a file, in seconds since 1970.
+    pub fn set_not_after(&self, side: &'static str, file: &'static str, seconds: i64) {
+        self.not_after_seconds.of((side, file)).set(seconds);
+        self.files.lock().insert((side, file), seconds);
+    }
+
+    /// Expiry of each file by side and flag, in seconds since 1970.
+    #[must_use]
+    pub fn not_after(&self) -> Vec<((&'static str, &'static str), i64)> {
+        let files = self.files.lock();
+        files.iter().map(|(file, seconds)| (*file, *seconds)).collect()
+    }
+}

@@ -1,0 +1,148 @@
+//! Files that are replaced while rangecache runs: certificates are short-lived, and must not need a restart.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+use super::files::{FileError, Files};
+use super::metrics::TlsMetrics;
+use rangecache_base::telemetry::Metrics;
+
+/// A value built from files, with the times at which they expire.
+pub(super) struct LoadedFiles<T> {
+    pub(super) value: T,
+    /// Kind of the file (`cert`, `ca`, `crl`), and its expiry in seconds since 1970.
+    pub(super) expiries: Vec<(&'static str, i64)>,
+}
+
+type LoadFiles<T> = Box<dyn Fn(&Files) -> Result<LoadedFiles<T>, FileError> + Send + Sync>;
+
+/// The value built from the last valid state of some files.
+pub(super) struct Watched<T> {
+    /// `etcd` or `clients`: the other side of the connections that use these files.
+    side: &'static str,
+    paths: Vec<(&'static str, PathBuf)>,
+    load: LoadFiles<T>,
+    current: ArcSwap<T>,
+    /// Last state of the files, valid or not, so that each broken state is logged once.
+    seen: Mutex<Seen>,
+    metrics: Arc<TlsMetrics>,
+}
+
+#[derive(PartialEq, Eq)]
+enum Seen {
+    Files(u64),
+    Unreadable(String),
+}
+
+impl<T: Send + Sync + 'static> Watched<T> {
+    /// Reads the files and builds the first value.
+    pub(super) fn open(
+        side: &'static str,
+        paths: Vec<(&'static str, PathBuf)>,
+        metrics: &Arc<Metrics>,
+        load: LoadFiles<T>,
+    ) -> Result<Watched<T>, FileError> {
+        let files = Files::read(&paths)?;
+        let loaded = load(&files)?;
+        let watched = Watched {
+            side,
+            paths,
+            load,
+            current: ArcSwap::from_pointee(loaded.value),
+            seen: Mutex::new(Seen::Files(files.stamp())),
+            metrics: metrics.group(),
+        };
+        watched.export_expiries(&loaded.expiries);
+        Ok(watched)
+    }
+
+    /// The value built last.
+    pub(super) fn current(&self) -> Arc<T> {
+        self.current.load_full()
+    }
+
+    /// Checks the files for changes every `interval`, and when `look` changes; never returns.
+    pub(super) async fn keep_fresh(self: &Arc<Self>, interval: Duration, mut look: watch::Receiver<()>) {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                Ok(()) = look.changed() => {}
+            }
+            let watched = Arc::clone(self);
+            // On a thread of its own, since reading from a volume may block. A panic is logged by the hook; the next
+            // tick tries again.
+            let _ = tokio::task::spawn_blocking(move || watched.reload()).await;
+        }
+    }
+
+    /// Reads the files, and replaces the value if they have changed and are valid.
+    pub(super) fn reload(&self) {
+        let files = match Files::read(&self.paths) {
+            Ok(files) => files,
+            Err(error) => {
+                if self.is_new_state(Seen::Unreadable(error.to_string())) {
+                    self.keep_old(&error);
+                }
+                return;
+            }
+        };
+        if !self.is_new_state(Seen::Files(files.stamp())) {
+            return;
+        }
+        match (self.load)(&files) {
+            Ok(loaded) => {
+                self.current.store(Arc::new(loaded.value));
+                self.metrics.record_reload(self.side, "ok");
+                tracing::info!(
+                    side = self.side,
+                    "certificates were replaced; new connections use the new ones"
+                );
+                self.export_expiries(&loaded.expiries);
+            }
+            Err(error) => self.keep_old(&error),
+        }
+    }
+
+    fn is_new_state(&self, now: Seen) -> bool {
+        let mut seen = self.seen.lock();
+        let is_new = *seen != now;
+        *seen = now;
+        is_new
+    }
+
+    fn keep_old(&self, error: &FileError) {
+        self.metrics.record_reload(self.side, "failed");
+        tracing::warn!(side = self.side, %error,
+            "replaced certificates are invalid; the old ones stay in use");
+    }
+
+    fn export_expiries(&self, expiries: &[(&'static str, i64)]) {
+        for (file, not_after_seconds) in expiries {
+            self.metrics.set_not_after(self.side, file, *not_after_seconds);
+            if *not_after_seconds <= now_seconds() {
+                tracing::warn!(
+                    side = self.side,
+                    file,
+                    not_after_seconds,
+                    "certificate or CRL has expired; replace the file, it is reloaded automatically"
+                );
+            }
+        }
+    }
+}
+
+fn now_seconds() -> i64 {
+    SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .ok()
+        .and_then(|since| i64::try_from(since.as_secs()).ok())
+        .unwrap_or(0)
+}

@@ -1,0 +1,213 @@
+//! The entries of a leaf in key order, and one byte of each key's hash (its mark).
+//!
+//! A binary search among keys reads one cold cache line after another: it was a tenth of the cost of a small read. The
+//! marks are stored in the leaf itself, so that an existing key is found by reading one entry, mostly.
+
+use std::ops::Deref;
+
+use super::{entry::Entry, memory::class_bytes, separator::separator_between};
+
+/// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
+/// bit set.
+pub(super) const LEAF_MAX: usize = 32;
+/// Smallest number of entries: below it a leaf is merged with its neighbour, or filled from it. A quarter, so that
+/// alternating puts and deletes do not split and merge a leaf each time.
+pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
+
+/// Up to [`LEAF_MAX`] entries in key order.
+#[derive(Clone)]
+pub(super) struct Leaf {
+    entries: Vec<Entry>,
+    /// `marks[i]` belongs to `entries[i]`; marks after the last entry have no meaning.
+    marks: [u8; LEAF_MAX],
+}
+
+/// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
+pub(super) type KeyIndex = Result<usize, usize>;
+
+/// The right half of a divided leaf, and the shortest key that separates it from the left half.
+pub(super) struct RightHalf {
+    pub(super) separator: Box<[u8]>,
+    pub(super) leaf: Leaf,
+}
+
+impl Leaf {
+    /// `entries` must be in key order, and at most [`LEAF_MAX`].
+    pub(super) fn new(entries: Vec<Entry>) -> Leaf {
+        debug_assert!(entries.len() <= LEAF_MAX, "a leaf of {}", entries.len());
+        let mut marks = [0; LEAF_MAX];
+        for (mark, entry) in marks.iter_mut().zip(&entries) {
+            *mark = mark_of(entry.key());
+        }
+        Leaf { entries, marks }
+    }
+
+    /// Index of a key, by its mark; `None` if it is absent.
+    pub(super) fn find(&self, key: &[u8]) -> Option<usize> {
+        let mark = mark_of(key);
+        let mut candidates = self
+            .marks
+            .iter()
+            .enumerate()
+            .fold(0_u32, |candidates, (index, other)| {
+                candidates | (u32::from(*other == mark) << index)
+            });
+        while candidates != 0 {
+            let index = candidates.trailing_zeros() as usize;
+            if self.entries.get(index)?.key() == key {
+                return Some(index);
+            }
+            candidates &= candidates - 1;
+        }
+        None
+    }
+
+    /// Position of a key, by binary search.
+    pub(super) fn position(&self, key: &[u8]) -> KeyIndex {
+        self.entries.binary_search_by(|entry| entry.key().cmp(key))
+    }
+
+    /// Replaces the entry at `index` by another one of the same key; returns the old one.
+    pub(super) fn replace(&mut self, index: usize, entry: Entry) -> Entry {
+        debug_assert_eq!(self.entries[index].key(), entry.key());
+        std::mem::replace(&mut self.entries[index], entry)
+    }
+
+    /// Inserts a new entry at the index from [`Leaf::position`]. Returns the right half if the leaf had to be divided.
+    pub(super) fn insert(&mut self, index: usize, entry: Entry) -> Option<RightHalf> {
+        if self.entries.len() < LEAF_MAX {
+            self.insert_within(index, entry);
+            return None;
+        }
+        // The marks of the left half stay valid.
+        let mut right = split_entries(&mut self.entries);
+        // Compared with the separator, not by index: the separator may be at or below a key that follows the left half
+        // directly.
+        if entry.key() < &*right.separator {
+            self.insert_within(index, entry);
+        } else {
+            right.leaf.insert_within(index - self.entries.len(), entry);
+        }
+        Some(right)
+    }
+
+    fn insert_within(&mut self, index: usize, entry: Entry) {
+        let length = self.entries.len();
+        self.marks.copy_within(index..length, index + 1);
+        self.marks[index] = mark_of(entry.key());
+        make_room(&mut self.entries);
+        self.entries.insert(index, entry);
+    }
+
+    /// Removes and returns the entry at `index`.
+    pub(super) fn remove(&mut self, index: usize) -> Entry {
+        self.marks.copy_within(index + 1.., index);
+        self.entries.remove(index)
+    }
+
+    /// Appends the entries of the leaf to the right. Returns the right half of an even split if they do not fit.
+    pub(super) fn append(&mut self, right: Leaf) -> Option<RightHalf> {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.reserve_exact(right.entries.len());
+        entries.extend(right.entries);
+        if entries.len() <= LEAF_MAX {
+            *self = Leaf::new(entries);
+            return None;
+        }
+        let right = split_entries(&mut entries);
+        *self = Leaf::new(entries);
+        Some(right)
+    }
+
+    /// Memory of the list of entries in addition to the leaf itself, in bytes.
+    pub(super) fn list_bytes(&self) -> usize {
+        class_bytes(self.entries.capacity() * size_of::<Entry>())
+    }
+
+    /// Whether every mark is that of its entry, which [`Leaf::find`] depends on.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn is_marked(&self) -> bool {
+        self.entries
+            .iter()
+            .zip(self.marks)
+            .all(|(entry, mark)| mark == mark_of(entry.key()))
+    }
+}
+
+impl Deref for Leaf {
+    type Target = [Entry];
+
+    fn deref(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+/// Divides a list of at least two entries in the middle.
+fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
+    let right = entries.split_off(entries.len() / 2);
+    let separator = match (entries.last(), right.first()) {
+        (Some(left), Some(right)) => separator_between(left.key(), right.key()).into(),
+        _ => Box::default(),
+    };
+    RightHalf {
+        separator,
+        leaf: Leaf::new(right),
+    }
+}
+
+/// Reserves room for one more entry, up to the allocator's size class, so that no part of an allocation is unused.
+fn make_room(entries: &mut Vec<Entry>) {
+    if entries.len() == entries.capacity() {
+        let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
+        entries.reserve_exact(bytes / size_of::<Entry>() - entries.len());
+    }
+}
+
+/// A byte of a hash of the key: one in 256 other keys has the same. Keys that differ only in a few letters anywhere
+/// must differ here, and who chooses keys gains nothing by making them alike but a slower search of 32 entries.
+fn mark_of(key: &[u8]) -> u8 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |hash: u64, word: u64| (hash.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER);
+    let (words, rest) = key.as_chunks::<8>();
+    let mut hash = words.iter().fold(key.len() as u64, |hash, word| {
+        mix(hash, u64::from_le_bytes(*word))
+    });
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    hash = mix(hash, u64::from_le_bytes(last));
+    hash.to_be_bytes()[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::testing::KeyValue;
+
+    #[test]
+    fn similar_keys_have_different_marks() {
+        let marks = |keys: &mut dyn Iterator<Item = String>| {
+            let mut marks: Vec<u8> = keys.map(|key| mark_of(key.as_bytes())).collect();
+            marks.sort_unstable();
+            marks.dedup();
+            marks.len()
+        };
+        // Random bytes would have 162 different values among 256 on average.
+        assert!(marks(&mut (0..256).map(|n| format!("/registry/pods/default/web-{n:07}"))) > 120);
+        assert!(marks(&mut (0..256).map(|n| format!("/registry/secrets/team-{n}/default-token"))) > 120);
+        assert!(marks(&mut (0..=255_u8).map(|n| char::from(n).to_string())) > 120);
+    }
+
+    #[test]
+    fn list_of_a_growing_leaf_takes_no_more_than_its_entries_need() {
+        let mut leaf = Leaf::new(Vec::new());
+        for index in 0..LEAF_MAX {
+            let entry = KeyValue::new(format!("{index:02}"), 1, "").entry();
+            assert!(leaf.insert(index, entry).is_none());
+            assert_eq!(
+                leaf.list_bytes(),
+                class_bytes((index + 1) * size_of::<Entry>()),
+                "after {index}"
+            );
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The cache: a mirror's keys with their history, and the Range responses built from them.
+//!
+//! No I/O, no clock, no async and no locks: time is passed in as a [`std::time::Duration`] since an origin of the
+//! caller's, and a caller that shares a [`Store`] between threads adds the lock. Everything handed out ([`Tree`],
+//! [`Entry`], [`Selection`], [`Answer`], [`Rope`]) is an immutable snapshot that outlives any later change.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
+//! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
+//! | `event_log` | the events of the window, found by revision |
+//! | `missed` | keys of events that the log has dropped before its follower took them |
+//! | `history` | the current tree, and the state at any revision of the window |
+//! | `interval_tree` | which of the intervals that watchers name contain a key |
+//! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
+//! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
+//! | `json` | the same response as text of etcd's JSON gateway |
+//! | `chunks` | the same response as the chunks of a RangeStream |
+//! | `memory` | the size of an allocation, rounding included |
+//!
+//! `fuzzing`, `testing` and the files named `model` are compiled for tests and fuzz targets only.
+//!
+//! This room imports `keyspace` and `protobuf` only; `mirror`, `proxy` and `doctor` import it.
+
+#![cfg_attr(
+    test,
+    allow(
+        clippy::cast_possible_truncation,
+        reason = "tests make small numbers of all kinds"
+    )
+)]
+
+mod answer;
+mod bulk;
+mod chunks;
+mod entry;
+mod event;
+mod event_log;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzzing;
+mod history;
+mod interval_tree;
+mod json;
+mod leaf;
+mod memory;
+mod missed;
+mod node;
+mod query;
+mod rope;
+mod select;
+mod separator;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod testing;
+mod tree;
+
+pub use answer::{Answer, ResponseHeader};
+pub use chunks::{ChunkSize, Chunks, chunk_head};
+pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
+pub use event::{WatchEvent, WatchFields, fragments};
+pub use event_log::{Batch, Change, ChangeKind, EventLog};
+pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
+pub use interval_tree::IntervalTree;
+pub use json::{JsonAnswer, JsonFields};
+pub use missed::{Missed, MissedEvent};
+pub use node::Summary;
+pub use query::{
+    Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
+};
+pub use rope::Rope;
+pub use select::{Selected, Selection, select};
+pub use tree::Tree;

@@ -1,0 +1,414 @@
+//! The tree: a persistent B+tree of entries in key order.
+//!
+//! A clone is a snapshot and costs one reference. A modification copies only those nodes on its path that a snapshot
+//! holds, and changes the others in place. Each slot of an inner node has the [`Summary`] of its subtree, so that
+//! ranks, counts and sizes of any range cost O(log n).
+
+use std::{ops::ControlFlow, sync::Arc};
+
+use super::{
+    bulk,
+    entry::Entry,
+    leaf::Leaf,
+    node::{Body, Inner, Ledger, Node, Slot, Split, Summary, writable},
+    separator::Separators,
+};
+use etcd_wire::protobuf::to_usize;
+
+/// Entries in key order. Cloning it is O(1).
+#[derive(Clone, Default)]
+pub struct Tree {
+    root: Option<Arc<Node>>,
+    summary: Summary,
+    entry_bytes: u64,
+    ledger: Ledger,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn new() -> Tree {
+        Tree::default()
+    }
+
+    /// Builds a tree with full leaves from entries in key order. From the first entry out of order on, entries are
+    /// inserted one by one. Of equal keys the last one is kept.
+    pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
+        let mut entries = entries.into_iter();
+        let mut loader = bulk::Loader::default();
+        let mut out_of_order = None;
+        for entry in entries.by_ref() {
+            out_of_order = loader.push(entry);
+            if out_of_order.is_some() {
+                break;
+            }
+        }
+        let mut tree = Tree::default();
+        tree.entry_bytes = loader.entry_bytes();
+        tree.root = loader.finish(&mut tree.ledger).map(|slot| {
+            tree.summary = slot.summary;
+            slot.node
+        });
+        for entry in out_of_order.into_iter().chain(entries) {
+            tree.insert(entry);
+        }
+        tree
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> u64 {
+        self.summary.count
+    }
+
+    /// Whether the tree has no entry.
+    pub fn is_empty(&self) -> bool {
+        self.root.is_none()
+    }
+
+    /// Totals over the whole tree. O(1).
+    pub fn summary(&self) -> Summary {
+        self.summary
+    }
+
+    /// Entry of a key. O(log n).
+    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+        let mut node = self.root.as_ref()?;
+        loop {
+            match &node.body {
+                Body::Inner(inner) => node = &inner.slots[inner.slot_of(key)].node,
+                Body::Leaf(leaf) => return leaf.get(leaf.find(key)?),
+            }
+        }
+    }
+
+    /// Inserts an entry; returns the previous one of its key.
+    pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
+        let added = Summary::of(&entry);
+        self.summary += added;
+        self.entry_bytes += entry.memory_bytes();
+        let Some(root) = &mut self.root else {
+            let root = Node::leaf(Leaf::new(vec![entry]), self.ledger.epoch);
+            self.ledger.node_bytes += root.memory_bytes();
+            self.root = Some(Arc::new(root));
+            return None;
+        };
+        let inserted = insert(root, entry, added, &mut self.ledger);
+        if let Some((replaced, summary)) = &inserted.replaced {
+            self.summary -= *summary;
+            self.entry_bytes -= replaced.memory_bytes();
+        }
+        if let Some(split) = inserted.split {
+            let mut left = self.summary;
+            left -= split.right.summary;
+            let slots = vec![
+                Slot {
+                    summary: left,
+                    node: Arc::clone(root),
+                },
+                split.right,
+            ];
+            let mut separators = Separators::default();
+            separators.push(&split.separator);
+            let grown = Node::inner(slots, separators, self.ledger.epoch);
+            self.ledger.node_bytes += grown.memory_bytes();
+            *root = Arc::new(grown);
+        }
+        inserted.replaced.map(|(replaced, _)| replaced)
+    }
+
+    /// Removes and returns the entry of a key.
+    pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
+        self.get(key)?; // an absent key must not copy nodes
+        let root = self.root.as_mut()?;
+        let (removed, summary) = remove(root, key, &mut self.ledger)?;
+        self.summary -= summary;
+        self.entry_bytes -= removed.memory_bytes();
+        self.shrink();
+        Some(removed)
+    }
+
+    /// Drops an empty root, and roots with a single child.
+    fn shrink(&mut self) {
+        loop {
+            let below = match self.root.as_ref().map(|root| &root.body) {
+                Some(Body::Leaf(leaf)) if leaf.is_empty() => None,
+                Some(Body::Inner(inner)) if inner.slots.len() == 1 => {
+                    inner.slots.first().map(|slot| Arc::clone(&slot.node))
+                }
+                _ => return,
+            };
+            if let Some(root) = &self.root {
+                self.ledger.node_bytes -= root.memory_bytes();
+            }
+            self.root = below;
+        }
+    }
+
+    /// Number of keys below `key`. O(log n).
+    pub fn rank(&self, key: &[u8]) -> u64 {
+        let mut rank = 0;
+        let mut next = self.root.as_ref();
+        while let Some(node) = next {
+            next = match &node.body {
+                Body::Inner(inner) => {
+                    let (before, from) = inner.slots.split_at(inner.slot_of(key));
+                    rank += before.iter().map(|slot| slot.summary.count).sum::<u64>();
+                    from.first().map(|slot| &slot.node)
+                }
+                Body::Leaf(leaf) => {
+                    let (Ok(position) | Err(position)) = leaf.position(key);
+                    rank += position as u64;
+                    None
+                }
+            };
+        }
+        rank
+    }
+
+    /// Entry at `rank`, counted from 0. O(log n).
+    pub fn at(&self, rank: u64) -> Option<&Entry> {
+        let mut found = None;
+        self.for_each_from(rank, |entry| {
+            found = Some(entry);
+            ControlFlow::Break(())
+        });
+        found
+    }
+
+    /// Totals over the ranks `from..to`; ranks beyond the end count nothing. O(log n).
+    pub fn summary_of_ranks(&self, from: u64, to: u64) -> Summary {
+        if from >= to {
+            return Summary::default();
+        }
+        let mut summary = self.summary_below(to);
+        summary -= self.summary_below(from);
+        summary
+    }
+
+    fn summary_below(&self, rank: u64) -> Summary {
+        if rank >= self.summary.count {
+            return self.summary;
+        }
+        let mut summary = Summary::default();
+        let mut rest = rank;
+        let mut whole = self.summary;
+        let mut next = self.root.as_ref();
+        while let Some(node) = next {
+            next = None;
+            match &node.body {
+                Body::Inner(inner) => {
+                    for slot in &inner.slots {
+                        if rest < slot.summary.count {
+                            (next, whole) = (Some(&slot.node), slot.summary);
+                            break;
+                        }
+                        rest -= slot.summary.count;
+                        summary += slot.summary;
+                    }
+                }
+                Body::Leaf(leaf) => {
+                    let (before, from) = leaf.split_at(to_usize(rest));
+                    // The shorter side is summed up: each entry may be a cache miss.
+                    if before.len() <= from.len() {
+                        summary += Summary::of_all(before);
+                    } else {
+                        summary += whole;
+                        summary -= Summary::of_all(from);
+                    }
+                }
+            }
+        }
+        summary
+    }
+
+    /// Calls `visit` for each entry in key order, starting at `rank`, until it breaks.
+    pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>) {
+        self.for_each_run_from(rank, |run| run.iter().try_for_each(&mut visit));
+    }
+
+    /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks.
+    pub(super) fn for_each_run_from<'a>(
+        &'a self,
+        rank: u64,
+        mut visit: impl FnMut(&'a [Entry]) -> ControlFlow<()>,
+    ) {
+        let mut skip = rank;
+        if skip < self.summary.count
+            && let Some(root) = &self.root
+        {
+            let _ = walk(root, &mut skip, &mut visit);
+        }
+    }
+
+    /// Returns a clone. From now on, [`Tree::node_bytes_copied`] counts the nodes that modifications of this tree copy
+    /// because the clone holds them.
+    pub fn checkpoint(&mut self) -> Tree {
+        let checkpoint = self.clone();
+        self.ledger.epoch += 1;
+        checkpoint
+    }
+
+    /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes: the cost
+    /// of checkpoints.
+    pub fn node_bytes_copied(&self) -> u64 {
+        self.ledger.copied_bytes
+    }
+
+    /// Running total of the memory of nodes that were copied because another clone of the tree holds them, in bytes.
+    pub fn node_bytes_copied_for_readers(&self) -> u64 {
+        self.ledger.copied_for_readers_bytes
+    }
+
+    /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
+    pub fn memory_bytes(&self) -> u64 {
+        self.entry_bytes + self.ledger.node_bytes
+    }
+
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn root(&self) -> Option<&Node> {
+        self.root.as_deref()
+    }
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree")
+            .field("summary", &self.summary)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inserted {
+    replaced: Option<(Entry, Summary)>,
+    split: Option<Split>,
+}
+
+fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledger) -> Inserted {
+    let node = writable(node, ledger);
+    let before = node.memory_bytes();
+    let inserted = match &mut node.body {
+        Body::Leaf(leaf) => insert_into_leaf(leaf, entry, ledger.epoch),
+        Body::Inner(inner) => {
+            let index = inner.slot_of(entry.key());
+            let slot = &mut inner.slots[index];
+            let Inserted { replaced, split } = insert(&mut slot.node, entry, added, ledger);
+            slot.summary += added;
+            if let Some((_, summary)) = &replaced {
+                slot.summary -= *summary;
+            }
+            if let Some(split) = split {
+                inner.adopt(index, split);
+            }
+            Inserted {
+                replaced,
+                split: inner.split_if_full(ledger.epoch),
+            }
+        }
+    };
+    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    if let Some(split) = &inserted.split {
+        ledger.node_bytes += split.right.node.memory_bytes();
+    }
+    inserted
+}
+
+fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, epoch: u64) -> Inserted {
+    // First the cheap search by mark: most puts are updates.
+    if let Some(index) = leaf.find(entry.key()) {
+        let old = leaf.replace(index, entry);
+        let summary = Summary::of(&old);
+        return Inserted {
+            replaced: Some((old, summary)),
+            split: None,
+        };
+    }
+    let (Ok(index) | Err(index)) = leaf.position(entry.key());
+    Inserted {
+        replaced: None,
+        split: leaf.insert(index, entry).map(|half| Split::of_leaf(half, epoch)),
+    }
+}
+
+fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entry, Summary)> {
+    let node = writable(node, ledger);
+    let before = node.memory_bytes();
+    let removed = match &mut node.body {
+        Body::Leaf(leaf) => {
+            let removed = leaf.remove(leaf.find(key)?);
+            let summary = Summary::of(&removed);
+            (removed, summary)
+        }
+        Body::Inner(inner) => {
+            let index = inner.slot_of(key);
+            let slot = &mut inner.slots[index];
+            let (removed, summary) = remove(&mut slot.node, key, ledger)?;
+            slot.summary -= summary;
+            if slot.node.is_too_small() && inner.slots.len() > 1 {
+                merge_with_right(inner, index.saturating_sub(1), ledger);
+            }
+            (removed, summary)
+        }
+    };
+    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    Some(removed)
+}
+
+/// Merges slot `left` with the one to its right; divides the result evenly if it is too large.
+fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
+    let right = inner.slots.remove(left + 1);
+    let separator = inner.separators.remove(left);
+    let right_bytes = right.node.memory_bytes();
+    if Arc::strong_count(&right.node) > 1 && right.node.born < ledger.epoch {
+        ledger.copied_bytes += right_bytes;
+    }
+    let slot = &mut inner.slots[left];
+    slot.summary += right.summary;
+    let node = writable(&mut slot.node, ledger);
+    let before = node.memory_bytes() + right_bytes;
+    let epoch = ledger.epoch;
+    let split = match (&mut node.body, Arc::unwrap_or_clone(right.node).body) {
+        (Body::Leaf(leaf), Body::Leaf(more)) => leaf.append(more).map(|half| Split::of_leaf(half, epoch)),
+        (Body::Inner(inner), Body::Inner(more)) => {
+            inner.slots.extend(more.slots);
+            inner.separators.append(&separator, &more.separators);
+            inner.split_if_full(epoch)
+        }
+        // All leaves are at the same depth, so neighbours are of one kind.
+        _ => {
+            debug_assert!(false, "a leaf next to an inner node");
+            None
+        }
+    };
+    let after = node.memory_bytes() + split.as_ref().map_or(0, |split| split.right.node.memory_bytes());
+    ledger.node_bytes = ledger.node_bytes + after - before;
+    if let Some(split) = split {
+        inner.adopt(left, split);
+    }
+}
+
+fn walk<'a>(
+    node: &'a Node,
+    skip: &mut u64,
+    visit: &mut impl FnMut(&'a [Entry]) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    match &node.body {
+        Body::Leaf(leaf) => {
+            let from = to_usize(std::mem::take(skip));
+            visit(&leaf[from..])
+        }
+        Body::Inner(inner) => {
+            for slot in &inner.slots {
+                if *skip >= slot.summary.count {
+                    *skip -= slot.summary.count;
+                } else {
+                    walk(&slot.node, skip, visit)?;
+                }
+            }
+            ControlFlow::Continue(())
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(super) mod model;
+#[cfg(test)]
+mod tests;

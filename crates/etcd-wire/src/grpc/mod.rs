@@ -1,0 +1,31 @@
+//! gRPC and etcd's methods as they appear on the wire: paths, framing, metadata, statuses, and scanners that read response
+//! messages as their bytes pass through.
+//!
+//! This room imports `protobuf` only (generated messages excepted). `server`, `upstream` and `proxy` use it.
+
+mod bounds;
+mod event_scan;
+pub mod frame;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzzing;
+pub mod head;
+mod header_scan;
+mod json_scan;
+pub mod metadata;
+pub mod method;
+mod range_scan;
+pub mod status;
+mod written;
+
+pub use bounds::{InvalidBounds, ReadBounds};
+pub use event_scan::EventScanner;
+pub use header_scan::{HeaderScanner, Scanned};
+pub use json_scan::JsonHeaderScanner;
+pub use metadata::CallMetadata;
+pub use method::{
+    MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list, is_json_of,
+    is_read_only,
+};
+pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
+pub use status::Status;
+pub use written::written;

@@ -1,0 +1,65 @@
+//! The member that feeds a mirror: its cluster, its history and its version.
+
+use std::sync::Arc;
+
+use super::end::FeedEnd;
+use crate::history::{Before, Position};
+use crate::set::MirrorSet;
+use crate::view::{Epoch, Mirror};
+use etcd_wire::etcdserverpb::ResponseHeader;
+use rangecache_upstream::{Connection, Upstream, Version};
+
+/// A mirror, and the connection to the member that feeds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Feeding<'a> {
+    /// Every mirror: their memory together, and what drops them.
+    pub(crate) set: &'a MirrorSet,
+    /// The other members.
+    pub(crate) upstream: &'a Upstream,
+    /// The mirror to feed.
+    pub(crate) mirror: &'a Mirror,
+    /// Once it has ended, the feed changes nothing.
+    pub(crate) epoch: Epoch,
+    /// Dedicated to the feed, except for comparisons.
+    pub(crate) connection: &'a Arc<Connection>,
+}
+
+impl Feeding<'_> {
+    /// Checks the member that is to feed the mirror, and has responded with the header `created`: the history behind the
+    /// connection is the one known `before`, which has reached the mirror's revision. Returns the member's version, if that is
+    /// known: several members may be behind one URL, and a balancer may send each call to another one.
+    ///
+    /// # Errors
+    /// [`FeedEnd::Lost`] if the member cannot be used, [`FeedEnd::StaleEpoch`] if its history is another one.
+    pub(super) async fn check_member(
+        &self,
+        before: &Before,
+        created: ResponseHeader,
+    ) -> Result<Option<Version>, FeedEnd> {
+        let position = Position::read(self.connection, self.mirror.scope.key(), before).await?;
+        for cluster_id in [self.connection.cluster_id(), Some(created.cluster_id)] {
+            if self.upstream.is_left_out(cluster_id) {
+                return Err(FeedEnd::Lost("the watch's member is of another cluster".into()));
+            }
+        }
+        if !before.note_cluster(created.cluster_id) || !position.continues(before) {
+            return Err(self.another_history(before, position.header.revision));
+        }
+        let status = if position.header.member_id == created.member_id {
+            Some(position.status)
+        } else {
+            self.connection.status_of(created.member_id).await?
+        };
+        Ok(status.and_then(|status| status.version.parse().ok()))
+    }
+
+    /// Drops every mirror, because the feed is of another history; `revision` is one of that, 0 if none is known.
+    pub(super) fn another_history(&self, before: &Before, revision: i64) -> FeedEnd {
+        self.set.replace_history(
+            before,
+            revision,
+            "the history behind the watch is not the mirror's",
+        );
+        FeedEnd::StaleEpoch
+    }
+}

@@ -1,0 +1,159 @@
+//! The feed: the watch that keeps a mirror up to date, alone on its stream and on its connection (I9).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `opening` | creating the watch, and proving that it continues the mirror's history |
+//! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
+//! | `member` | cluster, history and version of the member that feeds a mirror |
+//! | `history_check` | whether a connection is of the known history (W10) |
+//! | `assemble` | whole revisions from watch responses (I3) |
+//! | `lag` | how long a mirror has been behind etcd |
+//! | `end` | how a feed ends |
+
+mod assemble;
+mod continuity;
+mod end;
+mod history_check;
+mod lag;
+mod member;
+mod opening;
+
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(super) use assemble::{Assembler, Step};
+pub(super) use end::FeedEnd;
+pub(super) use history_check::is_of_history;
+pub(super) use lag::Lag;
+pub(super) use member::Feeding;
+pub(super) use opening::Feed;
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::load::LoadedBy;
+use history_check::others_continue;
+use lag::Lateness;
+use opening::{PROGRESS_PAUSE_FIRST, PROGRESS_PAUSE_LAST};
+
+/// Delay of the first progress request to a feed of the whole keyspace, which receives an event for every revision
+/// anyway.
+const PROGRESS_DELAY: Duration = Duration::from_millis(10);
+/// Shortest time between a progress request and one that a nudge causes.
+const NUDGE_INTERVAL: Duration = Duration::from_millis(50);
+
+impl<'a> Feeding<'a> {
+    /// Creates a watch from the mirror's revision, and puts the mirror in service once it is proven to continue the mirror's
+    /// history. `loaded_by` is the connection that loaded the mirror, until a feed was created.
+    ///
+    /// # Errors
+    /// [`FeedEnd`]
+    pub(super) async fn open(self, loaded_by: &mut LoadedBy) -> Result<Feed<'a>, FeedEnd> {
+        let opening = async {
+            let resumes = loaded_by.is_none();
+            let proven = Feed::open(self, loaded_by).await?;
+            if resumes {
+                let anchor = self.mirror.anchor(self.epoch)?;
+                others_continue(self, anchor.map_or(0, |anchor| anchor.revision)).await?;
+            }
+            proven.serve()
+        };
+        tokio::select! {
+            opened = opening => opened,
+            () = self.mirror.epoch_ended(self.epoch) => Err(FeedEnd::StaleEpoch),
+        }
+    }
+}
+
+/// A value that does not exist: [`Feed::run`] returns only errors.
+enum Never {}
+
+impl Feed<'_> {
+    /// Revision up to which the feed has delivered every event.
+    pub(super) fn revision(&self) -> i64 {
+        self.assembler.revision()
+    }
+
+    /// Follows etcd until the feed ends.
+    pub(super) async fn follow(self) -> FeedEnd {
+        let (feeding, before) = (self.feeding, self.before.clone());
+        tokio::select! {
+            end = self.run() => match end {
+                Ok(never) => match never {},
+                Err(end) => end,
+            },
+            () = feeding.upstream.until_left_out(feeding.connection) => feeding.another_history(&before, 0),
+        }
+    }
+
+    async fn run(mut self) -> Result<Never, FeedEnd> {
+        let Feeding {
+            set,
+            upstream,
+            mirror,
+            epoch,
+            connection,
+        } = self.feeding;
+        let mut wanted = mirror.wanted();
+        let mut pause = PROGRESS_PAUSE_FIRST;
+        let mut next_request: Option<Instant> = None;
+        let mut last_request = Instant::now();
+        let mut nudge_due: Option<Instant> = None;
+        let mut lateness = Lateness::new();
+        loop {
+            let revision = *wanted.borrow_and_update();
+            let behind = lateness.is_behind(revision, self.assembler.revision());
+            if !behind || !self.trusts_progress {
+                next_request = None;
+                pause = PROGRESS_PAUSE_FIRST;
+            } else if next_request.is_none() {
+                let delay = if mirror.scope.is_everything() {
+                    PROGRESS_DELAY
+                } else {
+                    Duration::ZERO
+                };
+                next_request = Some(Instant::now() + delay);
+            }
+            let due = next_request.into_iter().chain(nudge_due).min();
+            tokio::select! {
+                // Responses first: while there are any, no progress request is needed.
+                biased;
+                response = self.responses.message() => {
+                    let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
+                    let before = self.assembler.revision();
+                    if let Some(step) = self.step(&response)? {
+                        self.take(step)?;
+                    }
+                    // A progress notification at an old revision shows nothing but that the member is there.
+                    if !response.events.is_empty() || self.assembler.revision() > before {
+                        lateness.record_advance();
+                    }
+                    if !set.within_budget(mirror) {
+                        return Err(FeedEnd::OverBudget);
+                    }
+                }
+                () = mirror.epoch_ended(epoch) => return Err(FeedEnd::StaleEpoch),
+                changed = wanted.changed() => {
+                    changed.map_err(|_| FeedEnd::StaleEpoch)?;
+                }
+                () = mirror.nudged(), if self.trusts_progress && nudge_due.is_none() => {
+                    nudge_due = Some(last_request + NUDGE_INTERVAL);
+                }
+                () = tokio::time::sleep_until(due.unwrap_or(last_request)), if due.is_some() => {
+                    if let (Some(_), Some(explanation)) = (next_request, lateness.is_too_late(upstream, connection)) {
+                        return Err(FeedEnd::Lost(explanation.into()));
+                    }
+                    mirror.record_progress_request();
+                    self.request_progress().await?;
+                    (last_request, nudge_due) = (Instant::now(), None);
+                    if next_request.is_some() {
+                        next_request = Some(last_request + pause);
+                        pause = (pause * 2).min(PROGRESS_PAUSE_LAST);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! Flags of the mirrors: which keys are kept in memory, and for how long.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use rangecache_base::flags::{parse_bytes, parse_duration};
+use rangecache_base::memory;
+
+/// Memory that the program, its connections and its buffers need in the smallest container, in bytes.
+const OTHER_BYTES: u64 = 128 << 20;
+
+/// Mirrored prefixes, memory and freshness.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Mirrors")]
+pub struct MirrorConfig {
+    /// Prefix of the keys to mirror; repeat for more than one [default: the whole keyspace]
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    pub cache_prefix: Vec<String>,
+
+    /// Prefix of keys to leave out of the mirrors; repeat for more than one
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    pub no_cache_prefix: Vec<String>,
+
+    /// Memory for all mirrors and their history; a mirror over it is disabled and its reads are forwarded [default:
+    /// three quarters of the memory limit beyond 128 MiB]
+    #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
+    pub cache_max_bytes: Option<u64>,
+
+    /// Age up to which past revisions are answered from memory
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
+    pub history_max_age: Duration,
+
+    /// Memory for past revisions, per mirror; the oldest are dropped first
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    pub history_max_bytes: u64,
+
+    /// Time limit for proving that memory is fresh; the read is forwarded after it (the caller's own timeout also
+    /// applies)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
+    pub freshness_timeout: Duration,
+
+    /// Age up to which serializable reads, and reads at a past revision that memory has, are answered from memory while no
+    /// member of etcd answers; 0s disables it. The metadata rangecache-age-ms of such a response has the age
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0s")]
+    pub serve_stale: Duration,
+
+    /// Interval at which every mirror is compared with etcd in the background; 0s disables it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
+    pub verify_interval: Duration,
+
+    /// Prefixes of two parts, such as /registry/pods/, with metrics of their own (rangecache_prefix_…), those that cost
+    /// most; 0 for none, which also leaves them out of the status page
+    #[arg(
+        long = "prefix-metrics-top",
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(..=1_000)
+    )]
+    pub prefix_metrics_top: u32,
+}
+
+impl MirrorConfig {
+    /// Bound on all mirrors in bytes: the flag, otherwise three quarters of the memory limit beyond [`OTHER_BYTES`].
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.cache_max_bytes
+            .unwrap_or_else(|| default_cache_bytes(memory::limit_bytes()))
+    }
+}
+
+/// Default of `--cache-max-bytes` with a memory limit of `memory_bytes`; a quarter of a very small limit.
+pub fn default_cache_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes.saturating_sub(OTHER_BYTES) / 4 * 3).max(memory_bytes / 4)
+}

@@ -1,0 +1,196 @@
+//! Shared quorum check with the reads that wait for it, and the decision when the next one is sent.
+//!
+//! ```text
+//!   a read ──▶ gathering ── due ──▶ in flight ──▶ done: wakes its reads
+//!              (at most one)        (up to MAX_ROUNDS)
+//! ```
+//!
+//! A round is due when none is in flight, or the last one is slow; under load it waits up to [`COALESCE_DELAY`] for the clients
+//! that the round before it has served ([`Rounds::is_due`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::history::HistoryId;
+use etcd_store::cache::ResponseHeader;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::trace::SpanContext;
+
+/// Readers that are woken together when a round ends. Eight responses fill one write of a connection, and their
+/// clients can send the next requests while the other responses are built.
+const WAKE_BATCH: u64 = 8;
+/// Rounds that may be in flight at once.
+const MAX_ROUNDS: usize = 4;
+/// Number of reads per round from which the next round is delayed until most of them have been repeated: for fewer
+/// reads the saved checks do not pay for the delay.
+const COALESCE_MIN_READS: u64 = 8;
+/// Longest delay of a round: the order of one round trip to etcd, which the reads would have waited for anyway.
+pub(super) const COALESCE_DELAY: Duration = Duration::from_millis(1);
+/// Time after which a round is slow, and another may start in addition to it.
+pub(super) const SLOW_ROUND: Duration = Duration::from_millis(50);
+
+/// Result of a successful check: no write that was acknowledged before the check began is later than `header.revision`.
+#[derive(Clone, Copy, Debug)]
+pub struct Proof {
+    /// etcd's header. Answers from memory carry it, with the revision of the mirror.
+    pub header: ResponseHeader,
+    /// Number of etcd's history that the check belongs to.
+    pub history: HistoryId,
+    /// Revision at which the check read, so that neither it nor any later one was compacted; 0 if it read the newest
+    /// state.
+    pub(super) at: i64,
+    /// When the check was sent.
+    pub(super) sent: Instant,
+    /// When the connection was opened on which the check was made.
+    pub(super) connection_opened: Instant,
+}
+
+impl Proof {
+    /// Whether what a connection has sent since `began` is of the history that the check has shown. The connection was
+    /// opened at `opened`, and has been used until the check, or from the check on. No number of a history shows a rollback
+    /// whose lost revisions were written again: one of the two connections has to reach from one event to the other.
+    #[must_use]
+    pub fn covers(&self, opened: Instant, began: Instant) -> bool {
+        if self.sent >= began {
+            self.connection_opened <= began
+        } else {
+            opened <= self.sent
+        }
+    }
+}
+
+/// Why a check proves nothing for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproven {
+    /// etcd has compacted this revision, and with it every lower one.
+    Compacted(i64),
+    /// No response, or one that proves nothing.
+    For(Reason),
+}
+
+impl From<Reason> for Unproven {
+    fn from(reason: Reason) -> Self {
+        Unproven::For(reason)
+    }
+}
+
+/// The rounds of one [`Freshness`](super::Freshness).
+#[derive(Default)]
+pub(super) struct Rounds {
+    /// The round that has not been sent yet; reads that arrive join it.
+    pub(super) gathering: Option<Arc<Round>>,
+    pub(super) in_flight: usize,
+    pub(super) last_sent: Option<Instant>,
+    last_done: Option<Instant>,
+    /// Number of reads at the end of the last two rounds: those that the round served, and those that had joined the
+    /// next one.
+    last_reads: [u64; 2],
+    /// A task will call `send_if_due` at the end of [`COALESCE_DELAY`].
+    pub(super) is_delayed: bool,
+    /// A task will call `send_if_due` when the last round that was sent is slow.
+    pub(super) is_watched: bool,
+}
+
+impl Rounds {
+    /// Whether the gathering round is to be sent now.
+    ///
+    /// With nothing in flight a read waits for one round trip. Under load, the clients that the last round served are
+    /// about to send their next reads: waiting for most of them takes little time and saves etcd most of the checks.
+    /// A round in flight is slow after `slow_round`.
+    pub(super) fn is_due(&self, slow_round: Duration) -> bool {
+        let Some(round) = &self.gathering else {
+            return false;
+        };
+        if self.in_flight > 0 {
+            let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= slow_round);
+            return slow && self.in_flight < MAX_ROUNDS;
+        }
+        let expected = self.last_reads[0].max(self.last_reads[1]);
+        expected < COALESCE_MIN_READS
+            || round.state.lock().reads * 8 >= expected * 7
+            || self.last_done.is_none_or(|done| done.elapsed() >= COALESCE_DELAY)
+    }
+
+    /// Records the end of a round that served `reads`.
+    pub(super) fn record_done(&mut self, reads: u64) {
+        self.in_flight -= 1;
+        self.last_done = Some(Instant::now());
+        let gathered = self
+            .gathering
+            .as_ref()
+            .map_or(0, |round| round.state.lock().reads);
+        self.last_reads = [self.last_reads[1], reads + gathered];
+    }
+}
+
+/// Shared quorum check and the reads that it serves.
+pub(super) struct Round {
+    /// When the first read joined. The timeout of all reads of the round starts here.
+    pub(super) created: Instant,
+    pub(super) state: Mutex<RoundState>,
+    /// Notified when `state.result` is set.
+    done: Notify,
+}
+
+#[derive(Default)]
+pub(super) struct RoundState {
+    pub(super) reads: u64,
+    /// Lowest past revision that a read of the round needs, which is the revision of the check: its success proves for
+    /// all of them that etcd has not compacted their revisions. 0 if every read wants the newest state.
+    pub(super) at: i64,
+    /// The check's span, once a traced read has joined.
+    pub(super) span: Option<SpanContext>,
+    pub(super) result: Option<Result<Proof, Unproven>>,
+}
+
+impl RoundState {
+    /// Adds a read of the past revision `at`, or of the newest state if that is 0.
+    pub(super) fn add_read(&mut self, at: i64) {
+        self.reads += 1;
+        self.at = match (self.at, at) {
+            (0, one) | (one, 0) => one,
+            (one, other) => one.min(other),
+        };
+    }
+}
+
+impl Default for Round {
+    fn default() -> Self {
+        Round {
+            created: Instant::now(),
+            state: Mutex::default(),
+            done: Notify::new(),
+        }
+    }
+}
+
+impl Round {
+    /// Waits for the round's result.
+    pub(super) async fn wait(&self) -> Result<Proof, Unproven> {
+        loop {
+            // Registered before the result is read, so that the end of the round is not missed.
+            let done = self.done.notified();
+            if let Some(result) = self.state.lock().result {
+                return result;
+            }
+            done.await;
+        }
+    }
+
+    /// Wakes all `reads`, in batches of [`WAKE_BATCH`]: the first responses are sent, and their clients continue,
+    /// while the others are built.
+    pub(super) async fn wake(&self, reads: u64) {
+        for _ in 1..reads.div_ceil(WAKE_BATCH) {
+            for _ in 0..WAKE_BATCH {
+                self.done.notify_one();
+            }
+            tokio::task::yield_now().await;
+        }
+        // The last batch, and readers that had not registered yet.
+        self.done.notify_waiters();
+    }
+}

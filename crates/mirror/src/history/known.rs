@@ -1,0 +1,261 @@
+//! Known history of etcd: its identity, and the revisions that were seen, shown and compacted.
+//!
+//! A history is replaced as a whole ([`ClusterState`](super::cluster_state::ClusterState) owns the current one). Each
+//! check, feed, load and forwarded response notes its revisions in the history in which it began, so that a late note
+//! of an old history cannot change a new one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::proofs::{Proofs, SentAt};
+use etcd_store::cache::ResponseHeader;
+
+/// Value of `raft_gap` before the first status.
+const UNKNOWN_GAP: i64 = i64::MIN;
+
+/// Names one history of etcd within this process: the number of replacements of history before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HistoryId(u64);
+
+impl HistoryId {
+    /// The history in which the process begins.
+    pub const FIRST: HistoryId = HistoryId(0);
+
+    /// The history that replaces this one.
+    #[must_use]
+    pub fn next(self) -> HistoryId {
+        HistoryId(self.0 + 1)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of(number: u64) -> HistoryId {
+        HistoryId(number)
+    }
+
+    /// The number, for marks on connections to etcd, which know no histories.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Known history of etcd. All fields that a read needs are atomic.
+#[derive(Debug)]
+pub struct History {
+    /// Its name.
+    pub id: HistoryId,
+    /// Id of the cluster, from the first check or load; 0 before that.
+    cluster_id: AtomicU64,
+    /// Highest revision in any message from etcd.
+    known: AtomicI64,
+    /// Highest revision in the header of a response to a client.
+    shown: AtomicI64,
+    /// Highest known compaction revision.
+    compacted: AtomicI64,
+    /// Lower bound of the difference between raft index and revision ([`UNKNOWN_GAP`] at first). Each revision takes
+    /// a raft entry of its own, so the difference never shrinks in one history. A restore keeps the revisions but
+    /// starts a new raft log, and no number of writes brings the old difference back.
+    raft_gap: AtomicI64,
+    /// Header of the last quorum check; its revision may be older.
+    identity: ArcSwapOption<ResponseHeader>,
+    /// Written by each check; read only where a response may be older than its request.
+    proofs: Mutex<Proofs>,
+}
+
+/// State when a check, a feed or a load began.
+#[derive(Clone, Debug)]
+pub struct Before {
+    pub(crate) history: Arc<History>,
+    pub(crate) unreadable: u64,
+    pub(crate) auth_changes: u64,
+    revision: i64,
+    identity: Option<Arc<ResponseHeader>>,
+    raft_gap: i64,
+    compacted: i64,
+    /// When the check, feed or load began.
+    began: Instant,
+}
+
+impl History {
+    /// A history of which nothing is known.
+    pub(crate) fn new(id: HistoryId) -> History {
+        History {
+            id,
+            cluster_id: AtomicU64::new(0),
+            known: AtomicI64::new(0),
+            shown: AtomicI64::new(0),
+            compacted: AtomicI64::new(0),
+            raft_gap: AtomicI64::new(UNKNOWN_GAP),
+            identity: ArcSwapOption::empty(),
+            proofs: Mutex::default(),
+        }
+    }
+
+    /// Records the cluster of a member that was read from. Returns whether it is the history's: the first one decides. A
+    /// server that is not etcd may send 0.
+    pub(crate) fn note_cluster(&self, cluster_id: u64) -> bool {
+        if cluster_id == 0 {
+            return true;
+        }
+        // Loaded first: nearly always it is known, and an exchange would take the cache line away from other cores.
+        let mut known = self.cluster_id.load(Ordering::Acquire);
+        if known == 0 {
+            let exchanged =
+                self.cluster_id
+                    .compare_exchange(0, cluster_id, Ordering::AcqRel, Ordering::Acquire);
+            known = exchanged.err().unwrap_or(cluster_id);
+        }
+        known == cluster_id
+    }
+
+    /// Whether a response of the cluster `cluster_id` is not known to be of another cluster than the history's.
+    pub(crate) fn may_be_of_cluster(&self, cluster_id: u64) -> bool {
+        let known = self.cluster_id.load(Ordering::Acquire);
+        known == 0 || known == cluster_id
+    }
+
+    /// Records `revision` of a feed, a load or a check.
+    pub fn note_known(&self, revision: i64) {
+        raise(&self.known, revision);
+    }
+
+    pub(crate) fn known(&self) -> i64 {
+        self.known.load(Ordering::Acquire)
+    }
+
+    /// Records that a client gets a response at `revision`, before it does.
+    pub(crate) fn note_shown(&self, revision: i64) {
+        raise(&self.shown, revision);
+    }
+
+    pub(crate) fn shown(&self) -> i64 {
+        self.shown.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_compacted(&self, revision: i64) {
+        raise(&self.compacted, revision);
+    }
+
+    pub(crate) fn compacted(&self) -> i64 {
+        self.compacted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_raft_index(&self, raft_index: u64, revision: i64) {
+        raise(&self.raft_gap, gap(raft_index, revision));
+    }
+
+    pub(crate) fn note_identity(&self, header: ResponseHeader) {
+        // Compared first: nearly always only the revision changes, and a store would slow down readers.
+        let same = self.identity.load().as_ref().is_some_and(|identity| {
+            let revision = identity.revision;
+            **identity == ResponseHeader { revision, ..header }
+        });
+        if !same {
+            self.identity.store(Some(Arc::new(header)));
+        }
+    }
+
+    pub(crate) fn identity(&self) -> Option<Arc<ResponseHeader>> {
+        self.identity.load_full()
+    }
+
+    /// Records that a check which was sent at `sent` proved `revision`.
+    pub(crate) fn note_proof(&self, sent: Instant, revision: i64) {
+        self.proofs.lock().record(SentAt::new(sent), revision);
+    }
+
+    /// Time at which a view of this history at `revision` is proven to have lacked no acknowledged write: the last check
+    /// that proves it was sent then. `None` if there was none.
+    #[must_use]
+    pub fn proven_at(&self, revision: i64) -> Option<SentAt> {
+        self.proofs.lock().of(revision)
+    }
+}
+
+impl Before {
+    pub(crate) fn new(history: Arc<History>, unreadable: u64, auth_changes: u64) -> Before {
+        Before {
+            revision: history.known(),
+            identity: history.identity(),
+            raft_gap: history.raft_gap.load(Ordering::Acquire),
+            compacted: history.compacted(),
+            began: Instant::now(),
+            history,
+            unreadable,
+            auth_changes,
+        }
+    }
+
+    /// Time before which the check was not sent.
+    pub(crate) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// Highest compaction revision that was known.
+    pub(crate) fn compacted(&self) -> i64 {
+        self.compacted
+    }
+
+    /// Highest revision that was known.
+    pub(crate) fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// The history in which the check began.
+    #[must_use]
+    pub fn history_id(&self) -> HistoryId {
+        self.history.id
+    }
+
+    /// Whether a quorum check's `header` has to be compared by the member's raft index, too: its raft term is lower than
+    /// known. That is so after a restore, but also on a member that has installed a snapshot and applied no entry since
+    /// (etcd reports the term of the last entry that it has applied).
+    #[must_use]
+    pub fn needs_raft_index(&self, header: &ResponseHeader) -> bool {
+        let known = self.identity.as_ref();
+        known.is_some_and(|known| header.raft_term < known.raft_term)
+    }
+
+    /// Whether a quorum check's `header` is one of the known history, given the `raft_index` of a later status if it was
+    /// read: the same cluster, no lower revision, and no other raft log.
+    pub(crate) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
+        let is_same_cluster = self.history.note_cluster(header.cluster_id);
+        let is_same_log = match raft_index {
+            // A server that implements etcd's API without raft reports 0: only the term is left.
+            Some(0) => !self.needs_raft_index(header),
+            Some(raft_index) => self.log_continues(header.revision, raft_index),
+            None => true,
+        };
+        is_same_cluster && header.revision >= self.revision && is_same_log
+    }
+
+    /// Records the cluster of a member that was read from. Returns whether it is the history's.
+    pub(crate) fn note_cluster(&self, cluster_id: u64) -> bool {
+        self.history.note_cluster(cluster_id)
+    }
+
+    /// Whether a member's raft log is that of the known history, given the `revision` of a linearizable read and the
+    /// `raft_index` of a later status.
+    #[must_use]
+    pub fn log_continues(&self, revision: i64, raft_index: u64) -> bool {
+        raft_index == 0 || gap(raft_index, revision) >= self.raft_gap
+    }
+}
+
+/// Raises a watermark.
+fn raise(mark: &AtomicI64, value: i64) {
+    // Nearly always nothing changes: a load does not take the cache line away from other cores.
+    if mark.load(Ordering::Acquire) < value {
+        mark.fetch_max(value, Ordering::AcqRel);
+    }
+}
+
+fn gap(raft_index: u64, revision: i64) -> i64 {
+    i64::try_from(raft_index)
+        .unwrap_or(i64::MAX)
+        .saturating_sub(revision)
+}

@@ -1,0 +1,344 @@
+//! The life of a mirror: load, follow, resume; reload when its contents cannot be resumed.
+//!
+//! ```text
+//!          ┌───────────── another history, or compacted ◀─────┐
+//!          ▼                                                  │
+//! start ▶ loading ── loaded ─▶ out of service ── a feed is ──▶ proving ── continues ─▶ in service ─┐
+//!          │ ▲                 with contents     opened                                            │
+//!   does   │ │ may             ▲                                                                   │
+//!  not fit ▼ │ fit             └──────────────── the feed is lost ◀────────────────────────────────┤
+//!       over budget ◀─────────────────────────── has outgrown its memory ◀─────────────────────────┘
+//! ```
+//!
+//! "Proving" is the proof of a feed ([`continuity`](super::continuity)). A step that began in an [`Epoch`] changes nothing
+//! once that has ended: a replaced history, a mismatch that verification found, a panic and a removal end it, and the mirror
+//! is loaded again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::feed::{Feed, FeedEnd, Feeding};
+use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::metrics::MirrorsMetrics;
+use super::mirrors::{Mirrors, background};
+use super::view::{Epoch, Mirror, ReaderEnd};
+use super::watch_hub;
+use etcd_store::cache::Store;
+use rangecache_base::net::Url;
+use rangecache_base::panics::caught;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::trace::{Span, SpanExt as _};
+use rangecache_upstream::{Backoff, ReceiveWindow};
+
+/// First pause before a lost watch is created again, and before a failed load is retried.
+const BACKOFF_FIRST: Duration = Duration::from_millis(10);
+/// Longest pause before a lost watch is created again.
+const FEED_BACKOFF_LAST: Duration = Duration::from_millis(500);
+/// Longest pause before a failed load is retried: a load is the most expensive request to etcd.
+const LOAD_BACKOFF_LAST: Duration = Duration::from_secs(5);
+/// A feed that lasted longer than this resets the backoff.
+const FEED_IS_STABLE: Duration = Duration::from_secs(5);
+/// Pause after a panic: a task that panics at once must not keep etcd busy with loads.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
+/// Timeout for connecting to any endpoint, after which a failure is logged and the next attempt begins.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Starts the task of the mirror at `position`, and that of its watch hub.
+pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
+    let mirrors_of_task = Arc::clone(mirrors);
+    mirrors.tasks.spawn(async move {
+        let Some(slot) = mirrors_of_task.set.get(position) else {
+            return;
+        };
+        let running = run_despite_panics(&mirrors_of_task, &slot.mirror);
+        slot.stop.run_until_cancelled(running).await;
+        if slot.is_removed() {
+            remove(&mirrors_of_task, &slot.mirror);
+            slot.ended.cancel();
+        }
+    });
+    let mirrors_of_hub = Arc::clone(mirrors);
+    let stop = mirrors.stop.clone();
+    mirrors.tasks.spawn(async move {
+        // Continues after a removal, so that the watches get what they have not taken yet and the end.
+        if let Some(slot) = mirrors_of_hub.set.get(position) {
+            stop.run_until_cancelled(watch_hub::follow(&slot.mirror, &slot.hub))
+                .await;
+        }
+    });
+}
+
+/// Drops what a removed mirror holds, once its task has ended: reads that wait for it are forwarded, and its watches
+/// continue at etcd.
+fn remove(mirrors: &Mirrors, mirror: &Mirror) {
+    let _ = mirror.end_epoch(mirror.epoch(), Reason::NotMirrored);
+    let all = mirrors.telemetry.metrics.group::<MirrorsMetrics>();
+    all.forget(&mirror.name);
+}
+
+/// Runs a mirror's lifecycle. After a panic its contents may be inconsistent, so they are dropped at once.
+async fn run_despite_panics(mirrors: &Mirrors, mirror: &Mirror) {
+    let mut cause = LoadCause::Start;
+    while caught(run(mirrors, mirror, cause)).await.is_err() {
+        cause = LoadCause::Dropped(Reason::Panicked);
+        let _ = mirror.end_epoch(mirror.epoch(), Reason::Panicked);
+        tracing::warn!(
+            mirror = mirror.name,
+            "the mirror's task panicked; reloading the mirror"
+        );
+        tokio::time::sleep(PANIC_PAUSE).await;
+    }
+}
+
+/// Keeps `mirror` up to date with etcd until cancelled; `cause` is that of the first load.
+async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
+    let mut lifecycle = Lifecycle {
+        mirrors,
+        mirror,
+        load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
+        reason_while_loading: Reason::Loading,
+    };
+    loop {
+        let epoch = mirror.epoch();
+        cause = match lifecycle.load(epoch, cause).await {
+            Ok(loaded_by) => lifecycle.follow(epoch, loaded_by).await,
+            Err(cause) => cause,
+        };
+    }
+}
+
+struct Lifecycle<'a> {
+    mirrors: &'a Mirrors,
+    mirror: &'a Mirror,
+    load_backoff: Backoff,
+    /// Reason of reads that are forwarded during the next load: still [`Reason::OverBudget`] if the mirror may not fit.
+    reason_while_loading: Reason,
+}
+
+impl Lifecycle<'_> {
+    /// Loads the mirror once, and returns its connection. After a failure, waits
+    /// until another attempt makes sense and returns its cause.
+    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<LoadedBy, LoadCause> {
+        let (mirrors, mirror) = (self.mirrors, self.mirror);
+        mirror.metrics.reloads.of(cause.as_str()).inc();
+        let began = Instant::now();
+        let span_name = if cause == LoadCause::Start {
+            "load"
+        } else {
+            "reload"
+        };
+        let span = background(&mirrors.telemetry, span_name, mirror);
+        let loaded = tokio::select! {
+            loaded = load(mirrors, mirror, epoch, self.reason_while_loading) => loaded,
+            () = mirror.epoch_ended(epoch) => Ok(None),
+        };
+        if let Some(span) = span {
+            end_load_span(mirrors, mirror, *span, cause, &loaded);
+        }
+        match loaded {
+            Ok(Some(connection)) => {
+                self.load_backoff.reset();
+                self.reason_while_loading = Reason::Loading;
+                tracing::info!(
+                    mirror = mirror.name,
+                    keys = mirror.metrics.load_keys.get(),
+                    bytes = mirror.metrics.load_bytes.get(),
+                    seconds = began.elapsed().as_secs_f64(),
+                    "loaded"
+                );
+                Ok(connection)
+            }
+            Ok(None) => Err(LoadCause::Dropped(reason_out(mirror))),
+            Err(error @ LoadError::OverBudget { .. }) => {
+                if self.reason_while_loading == Reason::OverBudget {
+                    tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
+                } else {
+                    tracing::warn!(mirror = mirror.name, %error,
+                        "mirror disabled (over budget): its keys do not fit; forwarding its reads until they do. \
+                        Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
+                }
+                let loaded = &mirror.metrics;
+                let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
+                Err(self.wait_until_it_fits(epoch, mean_bytes).await)
+            }
+            Err(error) => {
+                tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
+                tokio::time::sleep(self.load_backoff.pause()).await;
+                Err(LoadCause::LoadFailed)
+            }
+        }
+    }
+
+    /// Follows etcd until the mirror has to be loaded again; returns the cause of that load. `loaded_by` is the
+    /// connection of the last one.
+    async fn follow(&mut self, epoch: Epoch, loaded_by: LoadedBy) -> LoadCause {
+        let mirror = self.mirror;
+        match follow(self.mirrors, mirror, epoch, loaded_by).await {
+            FeedEnd::OverBudget => {
+                tracing::warn!(
+                    mirror = mirror.name,
+                    "mirror disabled (over budget): it has outgrown its memory; forwarding its reads until it fits. \
+                    Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
+                );
+                let grown = &mirror.metrics;
+                let mean_bytes = mean(grown.memory_bytes.get(), grown.keys.get());
+                self.wait_until_it_fits(epoch, mean_bytes).await
+            }
+            FeedEnd::Reload(cause, explanation) => {
+                tracing::warn!(
+                    mirror = mirror.name,
+                    reason = cause.as_str(),
+                    explanation,
+                    "reloading the mirror"
+                );
+                let ended = match cause {
+                    LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
+                    _ => ReaderEnd::Dropped(Reason::Loading),
+                };
+                let _ = mirror.drop_contents(epoch, Reason::Loading, ended);
+                cause
+            }
+            FeedEnd::StaleEpoch | FeedEnd::Lost(_) | FeedEnd::NoLeader => {
+                LoadCause::Dropped(reason_out(mirror))
+            }
+        }
+    }
+
+    /// Frees the mirror's memory and waits until its keys, at `mean_bytes` each, may fit.
+    async fn wait_until_it_fits(&mut self, epoch: Epoch, mean_bytes: u64) -> LoadCause {
+        let (mirrors, mirror) = (self.mirrors, self.mirror);
+        let _ = mirror.drop_contents(epoch, Reason::OverBudget, ReaderEnd::Dropped(Reason::OverBudget));
+        let (set, upstream, probe_interval) = (&mirrors.set, &mirrors.upstream, mirrors.probe_interval);
+        over_budget::until_it_may_fit(set, upstream, probe_interval, mirror, epoch, mean_bytes).await;
+        self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
+        LoadCause::MayFit
+    }
+}
+
+/// Ends the span of an opening of a feed with its result.
+fn end_opening_span(mirrors: &Mirrors, mut span: Span, url: &Url, opened: &Result<Feed<'_>, FeedEnd>) {
+    span.set_endpoint(url);
+    match opened {
+        Ok(feed) => span.set("rangecache.revision.served", feed.revision()),
+        Err(end) => span.fail(end.to_string()),
+    }
+    mirrors.telemetry.tracer.end(span);
+}
+
+/// Ends the span of a load with its result.
+fn end_load_span(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    mut span: Span,
+    cause: LoadCause,
+    loaded: &Result<Option<LoadedBy>, LoadError>,
+) {
+    span.set("rangecache.reason", cause.as_str());
+    span.set("rangecache.keys", mirror.metrics.load_keys.get());
+    span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
+    match loaded {
+        Ok(Some(_)) => {}
+        Ok(None) => span.fail(reason_out(mirror).as_str()),
+        Err(error) => span.fail(error.to_string()),
+    }
+    mirrors.telemetry.tracer.end(span);
+}
+
+fn mean(bytes: i64, keys: i64) -> u64 {
+    u64::try_from(bytes / keys.max(1)).unwrap_or(0).max(1)
+}
+
+/// Reason why the mirror is out of service after its epoch ended.
+fn reason_out(mirror: &Mirror) -> Reason {
+    mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
+}
+
+/// Loads `mirror`, and returns its connection; `None` if its epoch ended meanwhile.
+async fn load(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    epoch: Epoch,
+    reason_while_loading: Reason,
+) -> Result<Option<LoadedBy>, LoadError> {
+    // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
+    let ended = ReaderEnd::Dropped(reason_while_loading);
+    if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
+        return Ok(None);
+    }
+    let load = Load {
+        set: &mirrors.set,
+        upstream: &mirrors.upstream,
+        pacing: &mirrors.load_pacing,
+        tasks: &mirrors.tasks,
+        telemetry: &mirrors.telemetry,
+        mirror,
+    };
+    let loaded = load.run().await?;
+    let store = Store::new(
+        loaded.tree,
+        loaded.header.revision,
+        mirrors.history_limits,
+        mirror.now(),
+    );
+    let filled = mirror.fill(epoch, store);
+    Ok(filled.is_ok().then_some(loaded.connection))
+}
+
+/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
+async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by: LoadedBy) -> FeedEnd {
+    let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
+    let mut last: Option<Url> = None;
+    let mut span_name = "follow";
+    loop {
+        let began = Instant::now();
+        let span_name = std::mem::replace(&mut span_name, "resume");
+        let span = background(&mirrors.telemetry, span_name, mirror);
+        let deadline = began + CONNECT_TIMEOUT;
+        let end = match mirrors
+            .upstream
+            .dedicated(ReceiveWindow::DEDICATED, last.as_ref(), deadline)
+            .await
+        {
+            Ok(connection) => {
+                last = Some(connection.url().clone());
+                let feeding = Feeding {
+                    set: &mirrors.set,
+                    upstream: &mirrors.upstream,
+                    mirror,
+                    epoch,
+                    connection: &connection,
+                };
+                let opened = feeding.open(&mut loaded_by).await;
+                if let Some(span) = span {
+                    end_opening_span(mirrors, *span, connection.url(), &opened);
+                }
+                match opened {
+                    Ok(feed) => feed.follow().await,
+                    Err(end) => end,
+                }
+            }
+            Err(error) => FeedEnd::Lost(error.to_string()),
+        };
+        if !matches!(end, FeedEnd::Lost(_) | FeedEnd::NoLeader) {
+            return end;
+        }
+        let has_no_leader = matches!(end, FeedEnd::NoLeader);
+        if mirror.lose_feed(epoch, has_no_leader).is_err() {
+            return FeedEnd::StaleEpoch;
+        }
+        if began.elapsed() > FEED_IS_STABLE {
+            backoff.reset();
+        }
+        tracing::warn!(
+            mirror = mirror.name,
+            explanation = %end,
+            "watch lost; forwarding reads until it is re-established"
+        );
+        tokio::select! {
+            () = tokio::time::sleep(backoff.pause()) => {}
+            () = mirror.epoch_ended(epoch) => return FeedEnd::StaleEpoch,
+        }
+    }
+}

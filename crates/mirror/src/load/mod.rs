@@ -1,0 +1,440 @@
+//! Loads of a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), otherwise page by page.
+//! After a broken connection the load continues behind the last key, at the same revision, on any endpoint whose history
+//! holds the keys that have arrived.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cause` | causes of loads, for the metric and the log |
+//! | `pace`, `pacing` | the rate of loads, by etcd's latency |
+//! | `over_budget` | waiting until a mirror fits into memory again |
+
+mod cause;
+pub(super) mod over_budget;
+mod pace;
+mod pacing;
+
+pub(super) use cause::LoadCause;
+pub(super) use pacing::LoadPacing;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tonic::Code;
+
+use super::history::{Before, Keys, Position};
+use super::metrics::StreamFallbacks;
+use super::set::MirrorSet;
+use super::view::Mirror;
+use etcd_store::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use pace::KEY_COST_BYTES;
+use pacing::{PacedChannel, PacedLoad};
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_upstream::{ConnectError, Connection, ReceiveWindow, Upstream, first_page_limit, page_limit};
+
+/// Timeout for the next page or chunk.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of the log lines of a long load.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
+/// Target size of a page in bytes: large enough that etcd's count of the whole range, which each page costs, is small
+/// in comparison; small enough for two pages in memory.
+const PAGE_TARGET_BYTES: u64 = 8 << 20;
+/// Consecutive connections without a new key after which a load fails.
+const MAX_RESUMES: u32 = 5;
+/// Pause before a load continues on another connection.
+const RESUME_PAUSE: Duration = Duration::from_millis(100);
+/// Timeout for connecting to any endpoint.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Keys whose tree is built at once: that takes less than handing it to another thread and back.
+const BUILT_AT_ONCE_KEYS: usize = 1_000;
+/// Memory of an entry in addition to its own bytes, for the budget during a load (estimate: leaf slot, reference
+/// count, rounding).
+pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
+
+/// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
+/// the load.
+pub(super) type LoadedBy = Option<Arc<Connection>>;
+
+/// A scope's keys at one revision.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    /// Keys and values.
+    pub(super) tree: Tree,
+    /// etcd's header; the keys were read at its revision.
+    pub(super) header: ResponseHeader,
+    /// The connection of the load.
+    pub(super) connection: LoadedBy,
+}
+
+/// Failure of a load.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    /// etcd refused, or the connection was lost.
+    #[error("etcd: {} ({:?})", .0.message(), .0.code())]
+    Status(#[from] tonic::Status),
+    /// No page or chunk arrived in time.
+    #[error("etcd sent nothing for {PIECE_TIMEOUT:?}")]
+    TimedOut,
+    /// The keys exceed the budget.
+    #[error("the keys take more than the {max_bytes} bytes that --cache-max-bytes allows")]
+    OverBudget {
+        /// Bytes that the other mirrors leave of `--cache-max-bytes`.
+        max_bytes: u64,
+    },
+    /// An invalid KeyValue.
+    #[error("etcd sent a key-value that is not understood: {0}")]
+    Malformed(#[from] MalformedKeyValue),
+    /// A response without a header or revision.
+    #[error("etcd's response carries no revision")]
+    NoRevision,
+    /// A server with etcd's interface that is not etcd.
+    #[error("the server has no cluster id, so it is not etcd")]
+    NotEtcd,
+    /// No endpoint could be connected to.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The member is of another cluster than the one that most endpoints lead to.
+    #[error("the connection leads to another cluster")]
+    AnotherCluster,
+    /// The history behind the new connection differs from that of the load.
+    #[error("etcd's history was replaced meanwhile")]
+    HistoryReplaced,
+    /// The task that builds the tree panicked.
+    #[error("building the tree failed")]
+    Build,
+}
+
+/// Load of one mirror.
+#[derive(Debug)]
+pub(super) struct Load<'a> {
+    /// Every mirror: their memory together, and what drops them.
+    pub(super) set: &'a MirrorSet,
+    /// Connections.
+    pub(super) upstream: &'a Arc<Upstream>,
+    /// The rate of all loads.
+    pub(super) pacing: &'a Arc<LoadPacing>,
+    /// Tracks the task that measures etcd's latency.
+    pub(super) tasks: &'a TaskTracker,
+    /// Counts loads without RangeStream.
+    pub(super) telemetry: &'a Telemetry,
+    /// The mirror to load.
+    pub(super) mirror: &'a Mirror,
+}
+
+/// The keys of a load that have arrived so far.
+struct Gathered<'a> {
+    load: &'a Load<'a>,
+    pacing: Arc<PacedLoad>,
+    /// etcd's header at the revision of the load.
+    pinned: ResponseHeader,
+    max_bytes: u64,
+    entries: Vec<Entry>,
+    bytes: u64,
+    began: Instant,
+    last_logged: Instant,
+}
+
+impl LoadError {
+    /// Whether the connection or the member failed, so that the load can continue on another.
+    fn is_broken(&self) -> bool {
+        match self {
+            LoadError::TimedOut | LoadError::Connect(_) | LoadError::AnotherCluster => true,
+            LoadError::Status(status) => !matches!(
+                status.code(),
+                // OutOfRange: compacted, above all.
+                Code::OutOfRange | Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
+            ),
+            _ => false,
+        }
+    }
+}
+
+impl Load<'_> {
+    /// Loads on a dedicated connection. When the connection breaks, continues on another one behind the last key.
+    ///
+    /// # Errors
+    /// [`LoadError`]; the keys that have arrived are dropped.
+    pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
+        let mut connection = self.connect(None).await?;
+        let before = self.set.cluster_state.before_check();
+        let raft_index = connection.member_status().await?.raft_index;
+        let pinned = self.position(&connection, &before).await?;
+        if pinned.cluster_id == 0 {
+            return Err(LoadError::NotEtcd);
+        }
+        // A restore is detected from now on.
+        self.set
+            .cluster_state
+            .note_raft_index(&before, raft_index, pinned.revision);
+        let mut gathered = Gathered::new(self, pinned);
+        let (mut resumes, mut keys) = (0, 0);
+        let mut is_interrupted = false;
+        loop {
+            let error = match gathered.read(&connection).await {
+                Ok(()) => return gathered.finish((!is_interrupted).then_some(connection)).await,
+                Err(error) => error,
+            };
+            is_interrupted = true;
+            if gathered.entries.len() > keys {
+                (resumes, keys) = (0, gathered.entries.len());
+            }
+            resumes += 1;
+            if !error.is_broken() || resumes > MAX_RESUMES {
+                return Err(error);
+            }
+            tracing::warn!(mirror = self.mirror.name, %error, keys,
+                "load interrupted; continuing behind the last key");
+            tokio::time::sleep(RESUME_PAUSE).await;
+            match self.reconnect(&connection, &gathered).await {
+                Ok(again) => connection = again,
+                // The next iteration fails as well, and is counted.
+                Err(error) if error.is_broken() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
+        let connecting = self.upstream.dedicated(ReceiveWindow::LOAD, but, deadline);
+        Ok(connecting.await?)
+    }
+
+    /// Connects again, preferably to another endpoint, and checks that its history is that of the load (I4).
+    async fn reconnect(
+        &self,
+        broken: &Connection,
+        gathered: &Gathered<'_>,
+    ) -> Result<Arc<Connection>, LoadError> {
+        let connection = self.connect(Some(broken.url())).await?;
+        let before = self.set.cluster_state.before_check();
+        let now = self.position(&connection, &before).await?;
+        if let Some(keys) = gathered.keys().await?
+            && !keys.are_held_by(&connection).await?
+        {
+            return Err(self.another_history(&before, now.revision));
+        }
+        Ok(connection)
+    }
+
+    /// Header of a linearizable read on `connection`, whose history is the one known `before`.
+    async fn position(
+        &self,
+        connection: &Arc<Connection>,
+        before: &Before,
+    ) -> Result<ResponseHeader, LoadError> {
+        let position = Position::read(connection, self.mirror.scope.key(), before).await?;
+        if self.upstream.is_left_out(connection.cluster_id()) {
+            return Err(LoadError::AnotherCluster);
+        }
+        if position.header.revision <= 0 {
+            return Err(LoadError::NoRevision);
+        }
+        if !position.continues(before) {
+            return Err(self.another_history(before, position.header.revision));
+        }
+        Ok(position.header)
+    }
+
+    /// Drops every mirror, because a connection is of another history, at `revision`, than the one known
+    /// `before`.
+    fn another_history(&self, before: &Before, revision: i64) -> LoadError {
+        let explanation = "the history behind a connection is not the one in which a load began";
+        self.set.replace_history(before, revision, explanation);
+        LoadError::HistoryReplaced
+    }
+}
+
+impl<'a> Gathered<'a> {
+    fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
+        load.mirror.metrics.load_keys.set(0);
+        load.mirror.metrics.load_bytes.set(0);
+        let now = Instant::now();
+        Gathered {
+            load,
+            pacing: Arc::new(load.pacing.begin()),
+            pinned,
+            max_bytes: load.set.budget_of(load.mirror),
+            entries: Vec::new(),
+            bytes: 0,
+            began: now,
+            last_logged: now,
+        }
+    }
+
+    /// Reads the remaining keys, and measures etcd's latency meanwhile.
+    async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
+        let load = self.load;
+        let _measuring = self
+            .pacing
+            .measure(load.tasks, load.upstream, connection, &load.mirror.scope);
+        self.read_paced(connection).await
+    }
+
+    async fn read_paced(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
+        let (channel, origin) = connection.own_channel();
+        let channel = self.pacing.channel(channel);
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let reason = match self.load.upstream.lacks_range_stream(connection) {
+            Some(reason) => reason,
+            None => match self.by_stream(&mut client).await {
+                // An etcd, or a proxy in front of it, without the method: nothing has arrived yet.
+                Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
+                    connection.refused_range_stream(status.message())
+                }
+                other => return other,
+            },
+        };
+        self.load
+            .telemetry
+            .metrics
+            .group::<StreamFallbacks>()
+            .record(reason.as_str());
+        self.by_pages(&mut client).await
+    }
+
+    /// A request for the remaining keys.
+    fn rest(&self) -> RangeRequest {
+        let scope = &self.load.mirror.scope;
+        RangeRequest {
+            key: match self.entries.last() {
+                Some(last) => successor(last.key()),
+                None => scope.key(),
+            },
+            range_end: scope.range_end(),
+            revision: self.pinned.revision,
+            ..RangeRequest::default()
+        }
+    }
+
+    async fn by_stream(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
+        let call = client.range_stream(self.rest());
+        let mut stream = tokio::time::timeout(PIECE_TIMEOUT, call)
+            .await
+            .map_err(|_| LoadError::TimedOut)??
+            .into_inner();
+        let mut is_whole = false;
+        loop {
+            let piece = tokio::time::timeout(PIECE_TIMEOUT, stream.message());
+            let Some(chunk) = piece.await.map_err(|_| LoadError::TimedOut)?? else {
+                break;
+            };
+            if let Some(response) = chunk.range_response {
+                // Only the last chunk has a header.
+                is_whole |= response.header.is_some();
+                self.add(&response)?;
+            }
+        }
+        if is_whole {
+            Ok(())
+        } else {
+            Err(LoadError::NoRevision)
+        }
+    }
+
+    async fn by_pages(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
+        loop {
+            let request = RangeRequest {
+                limit: self.page_limit(),
+                ..self.rest()
+            };
+            let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request))
+                .await
+                .map_err(|_| LoadError::TimedOut)??
+                .into_inner();
+            self.add(&response)?;
+            if !response.more || response.kvs.is_empty() {
+                return Ok(());
+            }
+            self.pacing.pay().await;
+        }
+    }
+
+    /// Limit of the next page.
+    fn page_limit(&self) -> i64 {
+        match self.entries.len() as u64 {
+            0 => first_page_limit(),
+            keys => page_limit(PAGE_TARGET_BYTES, self.bytes / keys),
+        }
+    }
+
+    /// Adds one page or chunk.
+    fn add(&mut self, response: &RangeResponse) -> Result<(), LoadError> {
+        self.entries.reserve(response.kvs.len());
+        self.pacing.charge(response.kvs.len() as u64 * KEY_COST_BYTES);
+        for key_value in &response.kvs {
+            let entry = Entry::from_key_value(key_value)?;
+            self.bytes += entry.encoded_len() as u64;
+            self.entries.push(entry);
+        }
+        let metrics = &self.load.mirror.metrics;
+        metrics
+            .load_keys
+            .set(i64::try_from(self.entries.len()).unwrap_or(i64::MAX));
+        metrics
+            .load_bytes
+            .set(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+        self.load
+            .mirror
+            .loading_bytes()
+            .store(self.bytes, Ordering::Relaxed);
+        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.max_bytes {
+            return Err(LoadError::OverBudget {
+                max_bytes: self.max_bytes,
+            });
+        }
+        if self.last_logged.elapsed() >= LOG_INTERVAL {
+            self.last_logged = Instant::now();
+            tracing::info!(
+                mirror = self.load.mirror.name,
+                keys = self.entries.len(),
+                bytes = self.bytes,
+                seconds = self.began.elapsed().as_secs(),
+                bytes_per_second = self.pacing.rate(),
+                "loading"
+            );
+        }
+        Ok(())
+    }
+
+    /// The keys that have arrived, which are all up to the last one; `None` before the first.
+    async fn keys(&self) -> Result<Option<Keys>, LoadError> {
+        let Some(last) = self.entries.last() else {
+            return Ok(None);
+        };
+        Ok(Some(Keys {
+            tree: build(self.entries.clone()).await?,
+            from: self.load.mirror.scope.key(),
+            end: successor(last.key()),
+            revision: self.pinned.revision,
+        }))
+    }
+
+    async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
+        Ok(Loaded {
+            tree: build(self.entries).await?,
+            header: self.pinned,
+            connection,
+        })
+    }
+}
+
+/// The tree of `entries`, which are sorted by key.
+async fn build(entries: Vec<Entry>) -> Result<Tree, LoadError> {
+    if entries.len() <= BUILT_AT_ONCE_KEYS {
+        return Ok(Tree::from_sorted(entries));
+    }
+    // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
+        .await
+        .map_err(|_| LoadError::Build)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Loads from a scripted etcd.
+
+use std::ops::ControlFlow;
+
+use super::*;
+use crate::history::HistoryId;
+use crate::testing::{Bench, Then};
+
+fn keys(tree: &Tree) -> String {
+    let mut keys = String::new();
+    tree.for_each_from(0, |entry| {
+        keys += std::str::from_utf8(entry.key()).unwrap();
+        ControlFlow::Continue(())
+    });
+    keys
+}
+
+#[tokio::test]
+async fn whole_load_keeps_its_connection_as_a_proof() {
+    let bench = Bench::new().await;
+    let loaded = bench.load().await.unwrap();
+    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abc".into(), 4));
+    assert!(loaded.connection.is_some());
+}
+
+#[tokio::test]
+async fn load_resumes_behind_its_last_key_at_its_revision_after_a_break() {
+    let bench = Bench::new().await;
+    let write: Then = |etcd| drop(etcd.put("bb", "later"));
+    bench.etcd.lock().breaks.push_back((2, write));
+    let loaded = bench.load().await.unwrap();
+    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abc".into(), 4));
+    assert!(
+        loaded.connection.is_none(),
+        "no member has kept the whole history of the load"
+    );
+    let etcd = bench.etcd.lock();
+    let read: Vec<_> = etcd
+        .reads
+        .iter()
+        .map(|read| (&read.key[..], read.revision))
+        .collect();
+    let compared = (&b"\0"[..], 4);
+    assert_eq!(read, [(&b"\0"[..], 4), compared, (&b"b\0"[..], 4)]);
+}
+
+#[tokio::test]
+async fn load_does_not_resume_in_another_history() {
+    let bench = Bench::new().await;
+    bench.etcd.lock().breaks.push_back((2, |etcd| etcd.rewrite(3)));
+    let error = bench.load().await.unwrap_err();
+    assert!(matches!(error, LoadError::HistoryReplaced), "{error}");
+    assert_ne!(bench.set.cluster_state.history(), HistoryId::FIRST);
+}
+
+#[tokio::test]
+async fn load_whose_revision_is_compacted_fails_and_the_next_one_has_a_new_revision() {
+    let bench = Bench::new().await;
+    let compact: Then = |etcd| {
+        etcd.put("d", "later");
+        etcd.compacted = etcd.revision;
+    };
+    bench.etcd.lock().breaks.push_back((2, compact));
+    let error = bench.load().await.unwrap_err();
+    assert!(
+        matches!(&error, LoadError::Status(status) if status.code() == Code::OutOfRange),
+        "{error}"
+    );
+    assert_eq!(bench.set.cluster_state.history(), HistoryId::FIRST);
+    assert_eq!(
+        bench.etcd.lock().reads.len(),
+        2,
+        "the comparison is the last read"
+    );
+    let loaded = bench.load().await.unwrap();
+    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abcd".into(), 5));
+}
+
+#[tokio::test]
+async fn load_that_makes_no_progress_fails() {
+    let bench = Bench::new().await;
+    let breaks = (0..=MAX_RESUMES).map(|_| -> (usize, Then) { (0, |_| {}) });
+    bench.etcd.lock().breaks.extend(breaks);
+    let error = bench.load().await.unwrap_err();
+    assert!(error.is_broken(), "{error}");
+    let reads = bench.etcd.lock().reads.len();
+    assert_eq!(reads, 1 + usize::try_from(MAX_RESUMES).unwrap());
+}
+
+#[tokio::test]
+async fn load_ends_at_the_key_that_exceeds_its_memory() {
+    let bench = Bench::with_memory("128").await;
+    let error = bench.load().await.unwrap_err();
+    assert!(
+        matches!(error, LoadError::OverBudget { max_bytes: 128 }),
+        "{error}"
+    );
+    assert_eq!(bench.mirror().metrics.load_keys.get(), 2);
+}
+
+#[tokio::test]
+async fn server_without_a_cluster_id_is_not_loaded_from() {
+    let bench = Bench::new().await;
+    bench.etcd.lock().cluster_id = 0;
+    let error = bench.load().await.unwrap_err();
+    assert!(matches!(error, LoadError::NotEtcd), "{error}");
+}
+
+#[tokio::test]
+async fn etcd_that_does_not_know_range_stream_is_loaded_by_pages() {
+    let bench = Bench::new().await;
+    bench.etcd.lock().has_range_stream = false;
+    let loaded = bench.load().await.unwrap();
+    assert_eq!(keys(&loaded.tree), "abc");
+    let etcd = bench.etcd.lock();
+    let [_, page] = &etcd.reads[..] else {
+        panic!("{:?}", etcd.reads)
+    };
+    assert_eq!((page.revision, page.limit), (4, first_page_limit()));
+}

@@ -1,0 +1,285 @@
+//! Metrics of the mirrors, and of what proves a read of them fresh and allowed.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::{FloatGauge, Latency, gauge, metric_group};
+use rangecache_base::telemetry::prefixes::{PrefixCounters, PrefixCounts};
+
+/// Causes of loads whose counters begin at zero.
+fn load_causes() -> impl Iterator<Item = &'static str> {
+    let own = [
+        "start",
+        "load_failed",
+        "may_fit",
+        "compacted",
+        "unproven",
+        "malformed",
+    ];
+    let behind = Reason::ALL.iter().filter(|reason| reason.is_behind());
+    own.into_iter().chain(behind.map(|reason| reason.as_str()))
+}
+
+metric_group! {
+    /// Metrics of all mirrors, by the mirror's name in the log.
+    pub struct MirrorsMetrics by mirror;
+    /// Gauges and counters of one mirror.
+    pub struct MirrorMetrics {
+        /// 1 while reads may be answered from the mirror
+        pub in_service: Gauge = "rangecache_mirror_in_service";
+        /// Revision up to which the mirror has every event
+        pub revision: Gauge = "rangecache_mirror_revision";
+        /// Revisions that the mirror was behind at the last quorum check
+        pub lag_revisions: Gauge = "rangecache_mirror_lag_revisions";
+        /// Age of the oldest revision reported by a quorum check that the mirror had not reached at the last one
+        pub lag_seconds: FloatGauge = "rangecache_mirror_lag_seconds";
+        /// Keys in the mirror
+        pub keys: Gauge = "rangecache_mirror_keys";
+        /// Memory of the mirror, history included
+        pub memory_bytes: Gauge = "rangecache_mirror_memory_bytes";
+        /// Memory of the mirror's past revisions
+        pub history_bytes: Gauge = "rangecache_mirror_history_bytes";
+        /// Memory of replaced entries that only responses in flight keep
+        pub held_bytes: Gauge = "rangecache_mirror_held_bytes";
+        /// Oldest revision that can be read from the mirror
+        pub oldest_revision: Gauge = "rangecache_mirror_oldest_revision";
+        /// Keys fetched by the load in progress or the last one
+        pub load_keys: Gauge = "rangecache_mirror_load_keys";
+        /// Bytes fetched by the load in progress or the last one
+        pub load_bytes: Gauge = "rangecache_mirror_load_bytes";
+        /// Loads of a mirror by reason
+        pub reloads[reason]: Counter = "rangecache_mirror_reloads_total", from_zero = load_causes();
+        /// Events applied
+        pub events: Counter = "rangecache_mirror_events_total";
+        /// Events dropped for being at or below the mirror's revision
+        pub events_fenced: Counter = "rangecache_mirror_events_fenced_total";
+        /// Watch progress requests sent
+        pub progress_requests: Counter = "rangecache_mirror_progress_requests_total";
+        /// Time that reads answered from the mirror waited for their proof
+        pub read_wait: Latency = "rangecache_mirror_read_wait_seconds";
+        /// Verifications of the mirror by result
+        pub verifications[result]: Counter = "rangecache_verify_rounds_total",
+            from_zero = ["same", "out_of_service", "different", "failed"];
+        /// Verifications that found the mirror to differ from etcd: alert on any
+        pub mismatches: Counter = "rangecache_verify_mismatch_total";
+    }
+}
+
+/// Every reason for which a load or a read went to etcd without RangeStream; docs/consistency.md explains them.
+pub const STREAM_FALLBACKS: [&str; 16] = [
+    "off",
+    "version",
+    "unimplemented",
+    "shape",
+    "busy",
+    "budget",
+    "too_large",
+    "late",
+    "broken",
+    "malformed",
+    "refused",
+    "no_endpoint",
+    "auth",
+    "not_proven",
+    "history_replaced",
+    "compacted",
+];
+
+metric_group! {
+    /// All mirrors together.
+    pub(super) struct RoomMetrics {
+        /// Bytes that verification has read from etcd
+        pub(super) verify_bytes: Counter = "rangecache_verify_bytes_total";
+        /// 1 while an operator has switched memory off and etcd answers everything
+        pub(super) forward_all: Gauge = "rangecache_forward_all";
+    }
+}
+
+metric_group! {
+    /// Loads of mirrors, and reads of clients, that could not use RangeStream.
+    pub struct StreamFallbacks {
+        /// Loads and reads that went to etcd without RangeStream, by reason
+        fallbacks[reason]: Counter = "rangecache_range_stream_fallback_total", from_zero = STREAM_FALLBACKS;
+    }
+}
+
+impl StreamFallbacks {
+    /// Counts a load or a read.
+    pub fn record(&self, reason: &'static str) {
+        self.fallbacks.of(reason).inc();
+    }
+}
+
+metric_group! {
+    /// Prefixes that cost most at the last scrape.
+    pub struct PrefixMetrics {
+        /// Mirrored keys below the prefixes that cost most
+        keys[prefix]: Gauge = "rangecache_prefix_keys";
+        /// Bytes of the mirrored keys and values below these prefixes
+        bytes[prefix]: Gauge = "rangecache_prefix_bytes";
+        /// Ranges and RangeStreams below these prefixes since they were found
+        reads[prefix]: Counter = "rangecache_prefix_reads_total";
+        /// Events below these prefixes since they were found
+        writes[prefix]: Counter = "rangecache_prefix_writes_total";
+        /// Watchers created below these prefixes since they were found
+        watches[prefix]: Counter = "rangecache_prefix_watches_total";
+        /// Counts of all prefixes.
+        pub counters: PrefixCounters;
+        /// Excludes other scrapes while series are replaced.
+        exporting: Mutex<()>;
+    }
+}
+
+impl PrefixMetrics {
+    /// Replaces the exported prefixes by these: name, keys, bytes and counts.
+    pub fn export<'a>(&self, prefixes: impl Iterator<Item = (&'a str, u64, u64, PrefixCounts)>) {
+        let _exporting = self.exporting.lock();
+        self.keys.clear();
+        self.bytes.clear();
+        self.reads.clear();
+        self.writes.clear();
+        self.watches.clear();
+        for (prefix, keys, bytes, counts) in prefixes {
+            let prefix = || prefix.to_owned();
+            self.keys.of(prefix()).set(gauge(keys));
+            self.bytes.of(prefix()).set(gauge(bytes));
+            self.reads.of(prefix()).inc_by(counts.reads);
+            self.writes.of(prefix()).inc_by(counts.writes);
+            self.watches.of(prefix()).inc_by(counts.watches);
+        }
+    }
+}
+
+/// Why the revision that a response shows its client is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// The message is compressed.
+    Compressed,
+    /// The header is not encoded as any known etcd encodes it.
+    Header,
+    /// JSON without a header that can be read, or data of a WebSocket.
+    Json,
+    /// The response is of another cluster, or of another history than the one in which its call began.
+    History,
+}
+
+impl Unreadable {
+    const ALL: [Unreadable; 4] = [
+        Unreadable::Compressed,
+        Unreadable::Header,
+        Unreadable::Json,
+        Unreadable::History,
+    ];
+
+    fn label(self) -> &'static str {
+        match self {
+            Unreadable::Compressed => "compressed",
+            Unreadable::Header => "header",
+            Unreadable::Json => "json",
+            Unreadable::History => "history",
+        }
+    }
+}
+
+metric_group! {
+    /// Messages and pieces of responses whose revision could not be read.
+    pub struct UnreadableMetrics {
+        /// Forwarded messages whose revision could not be read, by cause: compressed, header, json, history
+        messages[cause]: Counter = "rangecache_unreadable_responses_total",
+            from_zero = Unreadable::ALL.map(Unreadable::label);
+    }
+}
+
+impl UnreadableMetrics {
+    /// Counts a message.
+    pub fn record(&self, cause: Unreadable) {
+        self.messages.of(cause.label()).inc();
+    }
+}
+
+/// Quorum checks and the reads that they served, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QuorumChecks {
+    /// Checks that proved a revision.
+    pub proven: u64,
+    /// Checks that did not.
+    pub failed: u64,
+    /// Reads that waited for a check.
+    pub reads: u64,
+}
+
+/// Value of the label `result` of a quorum check.
+fn check_label(result: Result<(), Reason>) -> &'static str {
+    result.map_or_else(Reason::as_str, |()| "proven")
+}
+
+metric_group! {
+    /// Quorum checks and authorizations.
+    pub struct FreshnessMetrics {
+        /// Quorum revision checks by result
+        checks[result]: Counter = "rangecache_quorum_checks_total",
+            from_zero = [Ok(()), Err(Reason::CheckFailed), Err(Reason::NotFresh), Err(Reason::Auth)].map(check_label);
+        /// Reads that quorum checks served; divide by the checks for the reads per check
+        check_reads: Counter = "rangecache_quorum_check_reads_total";
+        /// Round trip of a quorum check
+        check_duration: Latency = "rangecache_quorum_check_duration_seconds";
+        /// Calls that asked etcd whether a caller may read a range, by result
+        authorizations[result]: Counter = "rangecache_authorizations_total",
+            from_zero = ["granted", Reason::Auth.as_str(), Reason::CheckFailed.as_str()];
+        /// Round trip of an authorization
+        authorization_duration: Latency = "rangecache_authorization_duration_seconds";
+    }
+}
+
+impl FreshnessMetrics {
+    /// Counts one quorum check that served `reads` reads.
+    pub fn record_check(&self, result: Result<(), Reason>, reads: u64, took: Duration) {
+        self.checks.of(check_label(result)).inc();
+        self.check_reads.inc_by(reads);
+        self.check_duration.observe(took);
+    }
+
+    /// Quorum checks so far, and the reads that they served.
+    #[must_use]
+    pub fn checks(&self) -> QuorumChecks {
+        let count = |result| {
+            self.checks
+                .get(check_label(result))
+                .map_or(0, |counter| counter.get())
+        };
+        QuorumChecks {
+            proven: count(Ok(())),
+            failed: Reason::ALL.iter().map(|reason| count(Err(*reason))).sum(),
+            reads: self.check_reads.get(),
+        }
+    }
+
+    /// Counts one authorization by etcd.
+    pub fn record_authorization(&self, result: &'static str, took: Duration) {
+        self.authorizations.of(result).inc();
+        self.authorization_duration.observe(took);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_are_read_back_by_result() {
+        let metrics = FreshnessMetrics::default();
+        metrics.record_check(Ok(()), 5, Duration::ZERO);
+        metrics.record_check(Err(Reason::CheckFailed), 2, Duration::ZERO);
+        metrics.record_check(Err(Reason::Auth), 1, Duration::ZERO);
+        let expected = QuorumChecks {
+            proven: 1,
+            failed: 2,
+            reads: 8,
+        };
+        assert_eq!(metrics.checks(), expected);
+    }
+}

@@ -1,0 +1,294 @@
+//! All mirrors of this process, and what they share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::feed::is_of_history;
+use super::flags::MirrorConfig;
+use super::freshness::{Findings, Freshness};
+use super::history::{ClusterState, Compaction, HistoryId};
+use super::load::LoadPacing;
+use super::metrics::RoomMetrics;
+use super::set::{MirrorSet, MirrorSlot};
+use super::view::{Mirror, Pinned};
+use super::watch_hub::WatchHub;
+use etcd_store::cache::HistoryLimits;
+use etcd_store::keyspace::Interval;
+use etcd_store::keyspace::scope::scopes;
+use rangecache_base::flags::Live;
+use rangecache_base::telemetry::trace::{Span, SpanExt as _};
+use rangecache_base::telemetry::{Reason, Telemetry};
+use rangecache_upstream::{Connection, Upstream};
+
+/// All mirrors of this process, and what they share.
+#[derive(Debug)]
+pub struct Mirrors {
+    /// Every mirror with its watch hub.
+    pub(super) set: Arc<MirrorSet>,
+    /// The quorum check.
+    pub freshness: Arc<Freshness>,
+    /// The state of etcd's history and auth, and the revisions that clients have seen.
+    pub cluster_state: Arc<ClusterState>,
+    /// Past revisions that are read from etcd, not from the mirrors.
+    pub pinned: Arc<Pinned>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) telemetry: Arc<Telemetry>,
+    pub(super) metrics: Arc<RoomMetrics>,
+    pub(super) history_limits: HistoryLimits,
+    /// An operator has switched memory off.
+    forwards_all: AtomicBool,
+    /// Held while `forwards_all` and the hubs are switched.
+    pub(super) switching: Mutex<()>,
+    /// `--serve-stale` and `--freshness-timeout`.
+    live: Live<MirrorConfig>,
+    pub(super) probe_interval: Duration,
+    /// Compactions that etcd has reported.
+    pub(super) compaction: Arc<Compaction>,
+    /// The rate of loads.
+    pub(super) load_pacing: Arc<LoadPacing>,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+impl Mirrors {
+    /// Empty mirrors of every scope that `live` names. No task runs yet: [`start`](super::start) starts them.
+    pub(super) fn new(
+        live: &Live<MirrorConfig>,
+        probe_interval: Duration,
+        upstream: &Arc<Upstream>,
+        telemetry: &Arc<Telemetry>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Mirrors {
+        let flags = live.load();
+        let cluster_state = Arc::new(ClusterState::new(telemetry.metrics.group()));
+        let slots = scopes(&flags.cache_prefix, &flags.no_cache_prefix)
+            .into_iter()
+            .map(|scope| {
+                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), &telemetry.metrics);
+                MirrorSlot::new(mirror, Arc::default(), false, stop.child_token())
+            });
+        let set = MirrorSet::new(slots.collect(), Arc::clone(&cluster_state), live.clone());
+        let (set, compaction) = (Arc::new(set), Arc::<Compaction>::default());
+        let findings = Findings {
+            replaced: {
+                let set = Arc::clone(&set);
+                Box::new(move |header| {
+                    set.drop_all(header.revision, "a quorum check shows another history");
+                })
+            },
+            compacted: {
+                let (set, compaction) = (Arc::clone(&set), Arc::clone(&compaction));
+                Box::new(move |history, revision| {
+                    set.compacted(history, revision);
+                    compaction.wake();
+                })
+            },
+            continues: {
+                let (set, upstream) = (Arc::clone(&set), Arc::clone(upstream));
+                Box::new(move |connection, history| {
+                    let (set, upstream) = (Arc::clone(&set), Arc::clone(&upstream));
+                    Box::pin(async move { is_of_history(&set, &upstream, &connection, history, false).await })
+                })
+            },
+        };
+        let freshness = Arc::new(Freshness::new(
+            Arc::clone(upstream),
+            Arc::clone(&cluster_state),
+            Arc::clone(telemetry),
+            live.clone(),
+            tasks.clone(),
+            stop.clone(),
+            findings,
+        ));
+        Mirrors {
+            set,
+            freshness,
+            cluster_state,
+            pinned: Arc::default(),
+            upstream: Arc::clone(upstream),
+            telemetry: Arc::clone(telemetry),
+            metrics: telemetry.metrics.group(),
+            history_limits: HistoryLimits {
+                max_age: flags.history_max_age,
+                max_bytes: flags.history_max_bytes,
+                ..HistoryLimits::default()
+            },
+            forwards_all: AtomicBool::new(false),
+            switching: Mutex::default(),
+            live: live.clone(),
+            probe_interval,
+            compaction,
+            load_pacing: Arc::new(LoadPacing::new()),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        }
+    }
+
+    /// Whether an operator has switched memory off: etcd answers everything.
+    #[must_use]
+    pub fn forwards_all(&self) -> bool {
+        self.forwards_all.load(Ordering::SeqCst)
+    }
+
+    /// Switches memory off or on: lets etcd answer every read that arrives from now on, and continue every watch. The
+    /// mirrors follow etcd nevertheless. Returns whether that is a change.
+    pub fn forward_all(&self, is_on: bool) -> bool {
+        let _switching = self.switching.lock();
+        let was_on = self.forwards_all.swap(is_on, Ordering::SeqCst);
+        for slot in self.set.every() {
+            slot.hub.set_closed(is_on);
+        }
+        self.metrics.forward_all.set(i64::from(is_on));
+        was_on != is_on
+    }
+
+    /// The mirror that holds every key that `interval` can name.
+    #[must_use]
+    pub fn holding(&self, interval: &Interval<'_>) -> Option<&Mirror> {
+        self.all().find(|mirror| mirror.scope.contains(interval))
+    }
+
+    /// Position of the mirror that holds every key that `interval` can name.
+    #[must_use]
+    pub fn position_holding(&self, interval: &Interval<'_>) -> Option<usize> {
+        let mut present = self.set.present();
+        present
+            .find(|(_, slot)| slot.mirror.scope.contains(interval))
+            .map(|(position, _)| position)
+    }
+
+    /// The mirror at `position`, which it keeps, also once it was removed.
+    #[must_use]
+    pub fn at(&self, position: usize) -> Option<&Mirror> {
+        self.set.get(position).map(|slot| &slot.mirror)
+    }
+
+    /// The hub of a mirror of this process.
+    #[must_use]
+    pub fn watch_hub(&self, mirror: &Mirror) -> Option<&Arc<WatchHub>> {
+        let mut slots = self.set.every();
+        slots
+            .find(|slot| std::ptr::eq(&slot.mirror, mirror))
+            .map(|slot| &slot.hub)
+    }
+
+    /// Every mirror.
+    pub fn all(&self) -> impl Iterator<Item = &Mirror> {
+        self.set.all()
+    }
+
+    /// Every mirror with its position.
+    pub fn positions(&self) -> impl Iterator<Item = (usize, &Mirror)> {
+        self.set
+            .present()
+            .map(|(position, slot)| (position, &slot.mirror))
+    }
+
+    /// Why each mirror is out of service, by position; removed ones included.
+    pub fn reasons_out(&self) -> impl Iterator<Item = Option<Reason>> {
+        self.set.every().map(|slot| slot.mirror.revision().err())
+    }
+
+    /// Mirrors without which the process is not ready: all but those that a reload has added and that were never in service.
+    pub fn awaited(&self) -> impl Iterator<Item = &Mirror> {
+        let present = self.set.present().map(|(_, slot)| slot);
+        present
+            .filter(|slot| !slot.was_added || slot.mirror.was_in_service())
+            .map(|slot| &slot.mirror)
+    }
+
+    /// Records that etcd has compacted up to `revision`, as it has reported, unless `history`, the one in
+    /// which that was found, has been replaced.
+    pub fn compacted(&self, history: HistoryId, revision: i64) {
+        self.compaction.record(history, revision);
+        self.set.compacted(history, revision);
+    }
+
+    /// Revision of etcd's last compaction, as etcd has reported it, if that is above `revision`, which etcd refuses then.
+    #[must_use]
+    pub fn reported_compaction(&self, revision: i64) -> Option<i64> {
+        self.compaction
+            .reported_above(self.cluster_state.history(), revision)
+    }
+
+    /// Like [`Mirrors::reported_compaction`], given that etcd refuses `revision`: asks etcd if necessary, once for all that
+    /// ask at a time. `mirror` has a key that rangecache may read. `None` without a response.
+    pub async fn compaction_above(&self, mirror: &Mirror, revision: i64) -> Option<i64> {
+        // A call that was in flight may have begun before the compaction.
+        for _ in 0..2 {
+            if let Some(reported) = self.reported_compaction(revision) {
+                return Some(reported);
+            }
+            let history = self.cluster_state.history();
+            let asking = self.compaction.ask(&self.upstream, mirror.scope.key(), revision);
+            self.compacted(history, asking.await?);
+        }
+        self.reported_compaction(revision)
+    }
+
+    /// Drops every mirror each time that the response to a client's write has shown another history.
+    pub(super) async fn drop_contradicted(&self) {
+        loop {
+            self.cluster_state.until_contradicted().await;
+            let revision = self.cluster_state.known();
+            self.set
+                .drop_all(revision, "a write got a revision that was known before");
+        }
+    }
+
+    /// Removes one key from each mirror, for tests of verification.
+    #[cfg(debug_assertions)]
+    pub fn corrupt(&self) {
+        self.all().for_each(Mirror::corrupt);
+    }
+
+    /// Bytes by which the mirrors, what readers keep of their old views, and loads in progress exceed
+    /// `--cache-max-bytes`, as far as giving up readers can help.
+    #[must_use]
+    pub fn excess_held_bytes(&self) -> u64 {
+        self.set.excess_held_bytes()
+    }
+
+    /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
+    pub(super) fn longest_stale(&self) -> Duration {
+        self.live.load().serve_stale
+    }
+
+    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
+    pub fn freshness_timeout(&self) -> Duration {
+        self.live.load().freshness_timeout
+    }
+
+    /// Whether the member behind `connection` is of `history`: its events continue those of each mirror
+    /// ([`is_of_history`]).
+    pub async fn is_of_history(
+        &self,
+        connection: &Arc<Connection>,
+        history: HistoryId,
+        is_handover: bool,
+    ) -> bool {
+        is_of_history(&self.set, &self.upstream, connection, history, is_handover).await
+    }
+
+    /// Time by which a connection must have been opened on which etcd continues watchers of the mirrors at `positions`: a mirror
+    /// that was removed since cannot be compared with etcd any more. `None` if none was removed.
+    pub fn opened_by(&self, positions: impl Iterator<Item = usize>) -> Option<Instant> {
+        positions
+            .filter_map(|position| self.set.get(position)?.opened_by())
+            .min()
+    }
+}
+
+/// A span of background work on `mirror`; `None` unless it is sampled.
+pub(super) fn background(telemetry: &Telemetry, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
+    let mut span = telemetry.tracer.background(name)?;
+    span.set("rangecache.mirror", mirror.name.clone());
+    Some(span)
+}

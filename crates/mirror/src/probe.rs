@@ -1,0 +1,157 @@
+//! Periodic probe of revision, compaction and auth, independent of client traffic.
+//!
+//! Each tick makes one quorum check, which keeps mirrors of quiet scopes near etcd's revision and detects replaced
+//! history and changes of auth; reads one member's raft index, by which a restore is detected; and makes one small
+//! read at the oldest revision that is kept, the cheapest way to detect compactions by other clients, which reads at
+//! past revisions do not depend on unless they are serializable. (A watch from
+//! revision 1 would report them, too, but on a store that was never compacted it makes etcd read all of it.)
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::feed::Lag;
+use super::freshness::{Freshness, Proof};
+use super::history::{Auth, Compaction};
+use super::set::MirrorSet;
+use super::view::{Mirror, Pinned};
+use rangecache_base::faults::{self, Fault};
+use rangecache_base::telemetry::Reason;
+use rangecache_upstream::{ConnectionClass, Upstream, compact_revision, is_compacted};
+
+/// Timeout for connecting, and for each request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// While auth is on, every Nth tick checks without credentials whether it is off again. etcd logs each such check as
+/// a failed authentication.
+const ANONYMOUS_CHECK_TICKS: u32 = 10;
+
+/// Components from which the probe reads, and those that it updates.
+#[derive(Debug)]
+pub(super) struct Probe<'a> {
+    /// The mirrors, which learn etcd's revision.
+    pub(super) set: &'a MirrorSet,
+    /// Connections.
+    pub(super) upstream: &'a Upstream,
+    /// The quorum check.
+    pub(super) freshness: &'a Arc<Freshness>,
+    /// Past revisions that are read from etcd.
+    pub(super) pinned: &'a Pinned,
+    /// Known compactions.
+    pub(super) compaction: &'a Compaction,
+}
+
+/// Probes every `interval` until cancelled.
+pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
+    let Probe { set, upstream, .. } = probe;
+    let mut timer = tokio::time::interval(interval);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = 0_u32;
+    // By the mirrors' positions.
+    let mut lags: Vec<Lag> = Vec::new();
+    loop {
+        tokio::select! {
+            _ = timer.tick() => {}
+            // A read has found a compaction: reads of revisions below it then no longer fail the checks of others.
+            () = probe.compaction.found() => {}
+        }
+        faults::trip(Fault::Probe);
+        set.all().for_each(Mirror::age);
+        let before = set.cluster_state.before_check();
+        let raft_index = raft_index(upstream).await;
+        ticks = ticks.wrapping_add(1);
+        if let Ok(proof) = proof(probe, ticks).await {
+            if let Some(raft_index) = raft_index
+                && proof.history == before.history_id()
+            {
+                set.cluster_state
+                    .note_raft_index(&before, raft_index, proof.header.revision);
+            }
+            for (position, slot) in set.present() {
+                let mirror = &slot.mirror;
+                if lags.len() <= position {
+                    lags.resize_with(position + 1, Lag::default);
+                }
+                if let (Ok(view), Some(lag)) = (mirror.view(), lags.get_mut(position)) {
+                    let behind = lag.record(proof.header.revision, view.revision);
+                    mirror.metrics.lag_seconds.set(behind.as_secs_f64());
+                    mirror
+                        .metrics
+                        .lag_revisions
+                        .set((proof.header.revision - view.revision).max(0));
+                    mirror.want(proof.history, proof.header.revision);
+                }
+            }
+        }
+        let oldest = set
+            .all()
+            .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
+            .chain(pinned(probe))
+            .min();
+        if let Some((oldest, key)) = oldest
+            && let Ok(connection) = upstream
+                .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
+                .await
+            && is_compacted(&connection, &key, oldest).await
+            && let Some(compacted) = compact_revision(&connection, &key, oldest).await
+        {
+            tracing::debug!(revision = compacted, "etcd has compacted");
+            probe.compaction.record(before.history_id(), compacted);
+            set.compacted(before.history_id(), compacted);
+        }
+    }
+}
+
+/// Makes a quorum check without credentials, which also shows whether auth is on. If it is, makes one as rangecache's
+/// own user for each mirror, which also shows whether the user may still read the mirrored keys. Detecting that auth
+/// is off again is not urgent, because etcd then authorizes every caller.
+async fn proof(probe: &Probe<'_>, ticks: u32) -> Result<Proof, Reason> {
+    let (set, freshness) = (probe.set, probe.freshness);
+    let credentials = probe.upstream.credentials();
+    if !credentials.name_a_user() {
+        return freshness.prove().await;
+    }
+    let is_on = set.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
+    let mut proof = if is_on {
+        Err(Reason::Auth)
+    } else {
+        freshness.prove().await
+    };
+    if proof.is_err_and(|reason| reason == Reason::Auth) {
+        for mirror in set.all() {
+            let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
+            proof = freshness.authorize_own(key, range_end).await;
+            if let Err(reason) = proof {
+                // Without a token, the user may simply not be authenticated yet.
+                if reason == Reason::Auth && credentials.identify() {
+                    let problem = credentials.no_permission(format!("the mirror {}", mirror.name));
+                    credentials.set_problem(Some(problem));
+                }
+                return proof;
+            }
+        }
+    }
+    if proof.is_ok() {
+        credentials.set_problem(None);
+    }
+    proof
+}
+
+/// Oldest revision that is being read from etcd, and the key to probe it with. `None` while auth is on: rangecache's
+/// own user may not be allowed to read that key.
+fn pinned(probe: &Probe<'_>) -> Option<(i64, Bytes)> {
+    let cluster_state = &probe.set.cluster_state;
+    let revision = probe.pinned.oldest(cluster_state.compacted())?;
+    (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
+}
+
+/// Raft index of one member.
+async fn raft_index(upstream: &Upstream) -> Option<u64> {
+    let connection = upstream
+        .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
+        .await
+        .ok()?;
+    let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.member_status());
+    Some(status.await.ok()?.ok()?.raft_index)
+}

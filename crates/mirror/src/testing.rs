@@ -1,0 +1,374 @@
+//! A small etcd within the process, as a test scripts it, and what loads and feeds use in front of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Parser;
+use parking_lot::Mutex;
+use prost::Message as _;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::MirrorConfig;
+use super::feed::{Feed, FeedEnd, Feeding};
+use super::history::ClusterState;
+use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy};
+use super::set::{MirrorSet, MirrorSlot};
+use super::view::Mirror;
+use etcd_store::cache::testing::KeyValue;
+use etcd_store::cache::{Change, HistoryLimits, Store};
+use etcd_store::keyspace::scope::Scope;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{
+    Event, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader, WatchCreateRequest,
+    WatchRequest, WatchResponse,
+};
+use rangecache_base::flags::Live;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::fake::{self, Answer, FakeEtcd, Stream, StreamEnd};
+use rangecache_upstream::{Connection, Credentials, ReceiveWindow, Upstream};
+
+/// Flags of mirrors: these, and the defaults of the others.
+pub(super) fn live(flags: &[&str]) -> Live<MirrorConfig> {
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        mirror: MirrorConfig,
+    }
+    let flags = std::iter::once(&"rangecache").chain(flags);
+    Live::new(Flags::try_parse_from(flags).unwrap().mirror)
+}
+
+/// Bound on what must happen.
+pub(super) const SOON: Duration = Duration::from_secs(60);
+
+/// Action on the etcd when a stream breaks.
+pub(super) type Then = fn(&mut Etcd);
+
+/// Contents of the etcd, and what it was asked.
+pub(super) struct Etcd {
+    pub(super) cluster_id: u64,
+    /// Cluster in the responses of watches; 0 for `cluster_id`.
+    pub(super) watch_cluster_id: u64,
+    pub(super) revision: i64,
+    pub(super) compacted: i64,
+    pub(super) version: &'static str,
+    /// Every event, by revision; a delete has no value.
+    pub(super) events: Vec<KeyValue>,
+    /// Keys after which the next RangeStreams break, and what happens then.
+    pub(super) breaks: VecDeque<(usize, Then)>,
+    pub(super) has_range_stream: bool,
+    /// Reads of loads and comparisons.
+    pub(super) reads: Vec<RangeRequest>,
+    pub(super) watches: Vec<WatchCreateRequest>,
+    pub(super) progress_requests: usize,
+}
+
+impl Etcd {
+    /// Writes a key at the next revision.
+    pub(super) fn put(&mut self, key: &str, value: &str) -> Change {
+        self.revision += 1;
+        self.events.push(KeyValue::new(key, self.revision, value));
+        Change::put(self.events.last().unwrap().entry())
+    }
+
+    /// Deletes a key at the next revision.
+    pub(super) fn delete(&mut self, key: &str) -> Change {
+        self.revision += 1;
+        self.events.push(KeyValue::deleted(key, self.revision));
+        Change::delete(self.events.last().unwrap().entry())
+    }
+
+    /// Replaces the value that was written at `revision`.
+    pub(super) fn rewrite(&mut self, revision: i64) {
+        let mut events = self.events.iter_mut();
+        let event = events.find(|event| event.mod_revision == revision).unwrap();
+        event.value = b"of another history".to_vec();
+    }
+
+    fn header(&self) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.cluster_id,
+            member_id: 1,
+            revision: self.revision,
+            raft_term: 2,
+            ..ResponseHeader::default()
+        }
+    }
+
+    fn range(&self, request: &RangeRequest) -> Result<RangeResponse, (u16, &'static str)> {
+        let revision = if request.revision > 0 {
+            request.revision
+        } else {
+            self.revision
+        };
+        if revision > self.revision {
+            return Err((11, "etcdserver: mvcc: required revision is a future revision"));
+        }
+        if revision < self.compacted {
+            return Err((11, "etcdserver: mvcc: required revision has been compacted"));
+        }
+        let is_last = |event: &&KeyValue| {
+            let mut same = self.events.iter().filter(|other| other.key == event.key);
+            same.rfind(|other| other.mod_revision <= revision) == Some(event)
+        };
+        let end = &request.range_end[..];
+        let is_within = |event: &&KeyValue| {
+            event.key >= request.key && (end == b"\0" || event.key == request.key || &event.key[..] < end)
+        };
+        let mut found: Vec<_> = self
+            .events
+            .iter()
+            .filter(is_within)
+            .filter(is_last)
+            .filter(|event| event.version > 0)
+            .collect();
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        let count = i64::try_from(found.len()).unwrap();
+        found.retain(|event| event.mod_revision >= request.min_mod_revision);
+        let limit = match request.limit {
+            0 => usize::MAX,
+            limit => usize::try_from(limit).unwrap(),
+        };
+        Ok(RangeResponse {
+            header: Some(self.header()),
+            more: found.len() > limit,
+            kvs: found
+                .iter()
+                .take(limit)
+                .map(|event| event.encode_to_vec().into())
+                .collect(),
+            count,
+        })
+    }
+
+    fn answer(&mut self, path: &str, message: &[u8]) -> Answer {
+        if path.ends_with("/Status") {
+            let raft_index = u64::try_from(self.revision + 100).unwrap();
+            return fake::status_of(self.version, raft_index);
+        }
+        if !path.ends_with("/Range") {
+            return Err((12, "unknown method"));
+        }
+        let request = RangeRequest::decode(message).unwrap();
+        let response = self.range(&request);
+        // Not those that ask for the header.
+        if !request.keys_only {
+            self.reads.push(request);
+        }
+        response.map(|response| response.encode_to_vec())
+    }
+}
+
+/// Runs a RangeStream: a chunk for each key, the header in the last one.
+fn run_range_stream(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) -> StreamEnd {
+    let mut etcd = etcd.lock();
+    let request = RangeRequest::decode(request).unwrap();
+    etcd.reads.push(request.clone());
+    if !etcd.has_range_stream {
+        return Err((12, "unknown method RangeStream"));
+    }
+    let mut whole = etcd.range(&request)?;
+    let header = whole.header.take();
+    let broken = etcd.breaks.pop_front();
+    let keys = broken.map_or(whole.kvs.len(), |(keys, _)| keys);
+    let send = |response| {
+        stream.send(&RangeStreamResponse {
+            range_response: Some(response),
+        });
+    };
+    for key_value in whole.kvs.drain(..keys) {
+        send(RangeResponse {
+            kvs: vec![key_value],
+            ..RangeResponse::default()
+        });
+    }
+    if let Some((_, then)) = broken {
+        then(&mut etcd);
+        return Err((14, "connection lost"));
+    }
+    send(RangeResponse {
+        header,
+        ..RangeResponse::default()
+    });
+    Ok(())
+}
+
+/// Answers one request of a watch.
+fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) {
+    let mut etcd = etcd.lock();
+    let mut header = etcd.header();
+    if etcd.watch_cluster_id > 0 {
+        header.cluster_id = etcd.watch_cluster_id;
+    }
+    let response = WatchResponse {
+        header: Some(header),
+        ..WatchResponse::default()
+    };
+    match WatchRequest::decode(request).unwrap().request_union {
+        Some(RequestUnion::CreateRequest(create)) => {
+            stream.send(&WatchResponse {
+                created: true,
+                ..response.clone()
+            });
+            if create.start_revision < etcd.compacted {
+                stream.send(&WatchResponse {
+                    canceled: true,
+                    compact_revision: etcd.compacted,
+                    ..response
+                });
+            } else {
+                for event in &etcd.events {
+                    if event.mod_revision >= create.start_revision {
+                        stream.send(&WatchResponse {
+                            events: vec![Event {
+                                r#type: i32::from(event.version == 0),
+                                kv: event.encode_to_vec().into(),
+                                prev_kv: Bytes::new(),
+                            }],
+                            ..response.clone()
+                        });
+                    }
+                }
+            }
+            etcd.watches.push(create);
+        }
+        _ => {
+            etcd.progress_requests += 1;
+            stream.send(&response);
+        }
+    }
+}
+
+/// Mirror of everything in front of the etcd. No task runs: a test loads and feeds the mirror.
+pub(super) struct Bench {
+    pub(super) etcd: Arc<Mutex<Etcd>>,
+    pub(super) set: MirrorSet,
+    upstream: Arc<Upstream>,
+    telemetry: Telemetry,
+    pacing: Arc<LoadPacing>,
+    tasks: TaskTracker,
+    _server: FakeEtcd,
+    _stop: DropGuard,
+}
+
+impl Bench {
+    /// A bench whose etcd holds `a`, `b` and `c`, written at revisions 2 to 4, and is at revision 4.
+    pub(super) async fn new() -> Bench {
+        Bench::with_memory("64MiB").await
+    }
+
+    /// A bench with this `--cache-max-bytes`.
+    pub(super) async fn with_memory(max_bytes: &str) -> Bench {
+        let mut etcd = Etcd {
+            cluster_id: 7,
+            watch_cluster_id: 0,
+            revision: 1,
+            compacted: 0,
+            version: "3.7.3",
+            events: Vec::new(),
+            breaks: VecDeque::new(),
+            has_range_stream: true,
+            reads: Vec::new(),
+            watches: Vec::new(),
+            progress_requests: 0,
+        };
+        for key in ["a", "b", "c"] {
+            etcd.put(key, "loaded");
+        }
+        let etcd = Arc::new(Mutex::new(etcd));
+        let (of_calls, of_streams) = (Arc::clone(&etcd), Arc::clone(&etcd));
+        let server = FakeEtcd::start_with_streams(
+            move |path, message| std::future::ready(of_calls.lock().answer(&path, &message)),
+            move |mut stream| {
+                let etcd = Arc::clone(&of_streams);
+                async move {
+                    while let Some(request) = stream.requests.recv().await {
+                        if stream.path.ends_with("/RangeStream") {
+                            return run_range_stream(&etcd, &stream, &request);
+                        }
+                        answer_watch(&etcd, &stream, &request);
+                    }
+                    Ok(())
+                }
+            },
+        )
+        .await;
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let urls = std::slice::from_ref(&server.url);
+        let credentials = Credentials::new(None);
+        let upstream = Upstream::start(urls, &Connector::plaintext(), true, credentials, &tasks, &stop);
+        let telemetry = Telemetry::default();
+        let cluster_state = Arc::<ClusterState>::default();
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry.metrics);
+        let slot = MirrorSlot::new(mirror, Arc::default(), false, stop.child_token());
+        let live = live(&["--cache-max-bytes", max_bytes]);
+        Bench {
+            etcd,
+            set: MirrorSet::new(vec![slot], cluster_state, live),
+            upstream,
+            telemetry,
+            pacing: Arc::new(LoadPacing::new()),
+            tasks,
+            _server: server,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    pub(super) fn mirror(&self) -> &Mirror {
+        &self.set.get(0).unwrap().mirror
+    }
+
+    pub(super) async fn load(&self) -> Result<Loaded, LoadError> {
+        let load = Load {
+            set: &self.set,
+            upstream: &self.upstream,
+            pacing: &self.pacing,
+            tasks: &self.tasks,
+            telemetry: &self.telemetry,
+            mirror: self.mirror(),
+        };
+        tokio::time::timeout(SOON, load.run()).await.unwrap()
+    }
+
+    /// Loads the mirror and fills it; returns the connection of the load.
+    pub(super) async fn fill(&self) -> LoadedBy {
+        let (loaded, mirror) = (self.load().await.unwrap(), self.mirror());
+        let limits = HistoryLimits::default();
+        let store = Store::new(loaded.tree, loaded.header.revision, limits, mirror.now());
+        mirror.fill(mirror.epoch(), store).unwrap();
+        loaded.connection
+    }
+
+    /// Applies an event as a feed does that ends after it.
+    pub(super) fn apply(&self, change: Change) {
+        let (mirror, revision) = (self.mirror(), change.revision());
+        mirror.apply(mirror.epoch(), vec![change], revision).unwrap();
+    }
+
+    pub(super) async fn connect(&self) -> Arc<Connection> {
+        let deadline = Instant::now() + SOON;
+        let connecting = self.upstream.dedicated(ReceiveWindow::DEDICATED, None, deadline);
+        connecting.await.unwrap()
+    }
+
+    /// Opens a feed of the mirror.
+    pub(super) async fn open<'a>(
+        &'a self,
+        connection: &'a Arc<Connection>,
+        loaded_by: &mut LoadedBy,
+    ) -> Result<Feed<'a>, FeedEnd> {
+        let feeding = Feeding {
+            set: &self.set,
+            upstream: &self.upstream,
+            mirror: self.mirror(),
+            epoch: self.mirror().epoch(),
+            connection,
+        };
+        tokio::time::timeout(SOON, feeding.open(loaded_by)).await.unwrap()
+    }
+}

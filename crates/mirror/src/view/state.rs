@@ -1,0 +1,310 @@
+//! Mirror as readers see it: in service with a view, or out of service for a reason.
+//!
+//! Readers load the [`State`] without a lock. A task that changes it holds the lock on `contents` and the [`Epoch`]
+//! in which it started: when history is replaced the epoch advances, and later changes of an old feed or load are
+//! rejected.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `waiting` | readers that wait for a revision, and what they make the feed request |
+//! | `past` | past revisions |
+//! | `service` | changes by the task that loads and follows the mirror |
+//! | `log_read` | what the watch hub reads |
+
+pub(crate) mod log_read;
+mod past;
+mod service;
+mod waiting;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::ended::ReaderEnd;
+use super::held_views::{HeldView, HeldViews};
+use super::past_revisions::PastRevisions;
+use crate::history::{ClusterState, History, HistoryId, RecentEvents};
+use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
+use etcd_store::cache::{AtError, Change, Store, Tree};
+use etcd_store::keyspace::scope::Scope;
+use rangecache_base::telemetry::prefixes::PrefixCounters;
+use rangecache_base::telemetry::{Metrics, Reason};
+
+/// Keys at one revision; immutable.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The keys.
+    pub tree: Tree,
+    /// Every event up to this revision has been applied (I3).
+    pub revision: i64,
+    /// The history of etcd that the keys belong to.
+    pub history: HistoryId,
+}
+
+/// Whether reads may be answered from the mirror.
+#[derive(Debug)]
+pub enum State {
+    /// Out of service: reads are forwarded.
+    Out {
+        /// Reason of forwarded reads.
+        reason: Reason,
+        /// View when the feed was lost, as long as the mirror keeps its contents for the next feed.
+        last: Option<View>,
+    },
+    /// In service.
+    In(View),
+}
+
+/// Token required to modify a mirror; invalid once history is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch(u64);
+
+/// The caller's epoch has ended: its data belong to a replaced history or to contents that were dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StaleEpoch;
+
+/// Reason why a mirror cannot give a past revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewAtError {
+    /// The mirror is out of service.
+    OutOfService(Reason),
+    /// The mirror is in service but does not have the revision.
+    Unavailable(AtError),
+}
+
+impl From<Reason> for ViewAtError {
+    fn from(reason: Reason) -> Self {
+        ViewAtError::OutOfService(reason)
+    }
+}
+
+impl From<AtError> for ViewAtError {
+    fn from(error: AtError) -> Self {
+        ViewAtError::Unavailable(error)
+    }
+}
+
+struct Contents {
+    epoch: u64,
+    /// History of etcd in which the load of this epoch began.
+    history: Arc<History>,
+    /// `None` before the first load, and after the contents were dropped.
+    loaded: Option<LoadedStore>,
+    /// Number of loads so far.
+    generation: u64,
+    /// The last load whose contents were dropped, and why.
+    ended: Option<(u64, ReaderEnd)>,
+    /// Since when the mirror has had no feed because etcd has no leader.
+    no_leader_since: Option<Instant>,
+    /// Lowest revision at which a feed has resumed since the watch hub looked last.
+    resumed_at: Option<i64>,
+}
+
+/// The result of one load, as the feed has changed it since.
+struct LoadedStore {
+    store: Store,
+    /// A key that the last event changed; `None` since the load.
+    newest_key: Option<Bytes>,
+    /// Revision of the last event that changed anything; `None` since the load.
+    last_event: Option<i64>,
+    /// The newest events since the load.
+    recent: RecentEvents,
+    /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
+    past: Arc<PastRevisions>,
+}
+
+impl LoadedStore {
+    fn new(store: Store) -> LoadedStore {
+        let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
+        LoadedStore {
+            store,
+            newest_key: None,
+            last_event: None,
+            recent: RecentEvents::default(),
+            past,
+        }
+    }
+}
+
+/// The cache of one scope, with its state of service.
+pub struct Mirror {
+    /// Keys of the mirror.
+    pub scope: Scope,
+    /// Name in metrics and logs, made of the operator's prefixes.
+    pub name: String,
+    /// Metrics of this mirror.
+    pub metrics: MirrorMetrics,
+    /// Events by prefix, of all mirrors.
+    prefixes: PrefixCounters,
+    cluster_state: Arc<ClusterState>,
+    state: ArcSwap<State>,
+    /// Locked by the feed for each batch of events, and by readers of past revisions. Held only briefly and never while
+    /// another lock is taken, but for those of `watch` channels, which no task holds while it takes this one.
+    contents: Mutex<Contents>,
+    was_in_service: AtomicBool,
+    /// Signals a change of `state`; carries no data, so receivers re-read the state.
+    changed: watch::Sender<()>,
+    /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
+    /// notifications.
+    wanted: watch::Sender<i64>,
+    /// Asks the feed for one progress request.
+    nudged: Notify,
+    /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
+    overdue: AtomicI64,
+    /// The history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
+    wanted_history: AtomicU64,
+    /// The current epoch; its advance ends the feed and the load of the old one.
+    replaced: watch::Sender<u64>,
+    /// Origin of `now`.
+    born: Instant,
+    /// Views that readers hold.
+    held_views: Arc<HeldViews>,
+    /// Bytes of a load that is not in service yet.
+    loading_bytes: AtomicU64,
+    /// Time of the feed's last progress request, in nanoseconds since `born`; 0 before the first.
+    progress_requested_nanos: AtomicU64,
+}
+
+impl std::fmt::Debug for Mirror {
+    // Omits the contents: keys and values must not be logged (I10).
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mirror")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mirror {
+    pub(crate) fn new(scope: Scope, cluster_state: Arc<ClusterState>, metrics: &Metrics) -> Mirror {
+        let name = scope.name();
+        Mirror {
+            metrics: metrics.group::<MirrorsMetrics>().of(&name),
+            prefixes: metrics.group::<PrefixMetrics>().counters.clone(),
+            name,
+            scope,
+            state: ArcSwap::from_pointee(State::Out {
+                reason: Reason::Loading,
+                last: None,
+            }),
+            contents: Mutex::new(Contents {
+                epoch: 0,
+                history: cluster_state.current(),
+                loaded: None,
+                generation: 0,
+                ended: None,
+                no_leader_since: None,
+                resumed_at: None,
+            }),
+            wanted_history: AtomicU64::new(cluster_state.history().number()),
+            cluster_state,
+            was_in_service: AtomicBool::new(false),
+            changed: watch::Sender::new(()),
+            wanted: watch::Sender::new(0),
+            nudged: Notify::new(),
+            overdue: AtomicI64::new(0),
+            replaced: watch::Sender::new(0),
+            born: Instant::now(),
+            held_views: Arc::default(),
+            loading_bytes: AtomicU64::new(0),
+            progress_requested_nanos: AtomicU64::new(0),
+        }
+    }
+
+    /// The current view.
+    ///
+    /// # Errors
+    /// The reason why the mirror is out of service.
+    pub fn view(&self) -> Result<View, Reason> {
+        match &**self.state.load() {
+            State::In(view) => Ok(view.clone()),
+            State::Out { reason, .. } => Err(*reason),
+        }
+    }
+
+    /// Revision of the current view.
+    ///
+    /// # Errors
+    /// The reason why the mirror is out of service.
+    pub fn revision(&self) -> Result<i64, Reason> {
+        match &**self.state.load() {
+            State::In(view) => Ok(view.revision),
+            State::Out { reason, .. } => Err(*reason),
+        }
+    }
+
+    /// The current view, or the one with which the mirror lost its feed, until another feed is established or the
+    /// contents are dropped. It proves nothing about etcd's present state.
+    #[must_use]
+    pub fn last_view(&self) -> Option<View> {
+        match &**self.state.load() {
+            State::In(view) => Some(view.clone()),
+            State::Out { last, .. } => last.clone(),
+        }
+    }
+
+    /// Whether the mirror was ever in service.
+    #[must_use]
+    pub(crate) fn was_in_service(&self) -> bool {
+        self.was_in_service.load(Ordering::Relaxed)
+    }
+
+    /// Memory of keys and history, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        u64::try_from(self.metrics.memory_bytes.get()).unwrap_or(0)
+    }
+
+    /// When the mirror was made.
+    pub(crate) fn born(&self) -> Instant {
+        self.born
+    }
+
+    /// Time since this mirror was made: the clock of its history.
+    pub(crate) fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// Keeps a view, taken a moment ago, counted as held by a reader; `is_past` for one at a past revision.
+    #[must_use]
+    pub fn hold_view(&self, is_past: bool) -> HeldView {
+        self.held_views.hold(is_past)
+    }
+
+    /// Bytes that only readers' views keep in memory.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let bytes = self.held_views.bytes();
+        self.metrics
+            .held_bytes
+            .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        bytes
+    }
+}
+
+/// State of a mirror that a resumed feed is compared with.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    /// Revision of the mirror.
+    pub(crate) revision: i64,
+    /// A key that the last event changed; `None` if there was none since the load.
+    pub(crate) key: Option<Bytes>,
+    /// Revision of the last event that changed anything; `None` if there was none since the load.
+    pub(crate) last_event: Option<i64>,
+    /// The newest events, of whole revisions, oldest first; few or none if there were few since the load.
+    pub(crate) recent: Vec<Change>,
+    /// Whether there were more events since the load than `recent` keeps.
+    pub(crate) recent_is_full: bool,
+    /// Keys at `revision`.
+    pub(crate) tree: Tree,
+    /// The oldest state that memory has, and its revision, if `recent` has every event since.
+    pub(crate) base: Option<(Tree, i64)>,
+}
+
+#[cfg(test)]
+mod tests;

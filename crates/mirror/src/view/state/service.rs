@@ -1,0 +1,262 @@
+//! Changes of a mirror by the task that loads and follows it: contents, and whether they are in service.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::MutexGuard;
+use tokio::time::Instant;
+
+use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
+use crate::history::HistoryId;
+use crate::view::ReaderEnd;
+use etcd_store::cache::{Applied, Change, Store};
+use etcd_store::keyspace::figure_prefix;
+use rangecache_base::telemetry::Reason;
+
+impl Mirror {
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch(self.contents.lock().epoch)
+    }
+
+    /// Resolves once `epoch` has ended.
+    pub(crate) async fn epoch_ended(&self, epoch: Epoch) {
+        let mut replaced = self.replaced.subscribe();
+        // The sender lives as long as self, so there is no error.
+        let _ = replaced.wait_for(|now| *now != epoch.0).await;
+    }
+
+    /// Locks the contents, if `epoch` is the current one.
+    pub(super) fn contents_of(&self, epoch: Epoch) -> Result<MutexGuard<'_, Contents>, StaleEpoch> {
+        let contents = self.contents.lock();
+        if contents.epoch == epoch.0 {
+            Ok(contents)
+        } else {
+            Err(StaleEpoch)
+        }
+    }
+
+    /// Takes in the result of a load. The mirror stays out of service until its feed is established.
+    pub(crate) fn fill(&self, epoch: Epoch, store: Store) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        contents.history.note_known(store.revision());
+        self.held_views.record(&store);
+        contents.loaded = Some(LoadedStore::new(store));
+        contents.generation += 1;
+        contents.resumed_at = None;
+        Ok(())
+    }
+
+    /// Bytes of a load that is not in service yet.
+    pub(crate) fn loading_bytes(&self) -> &AtomicU64 {
+        &self.loading_bytes
+    }
+
+    /// State of the mirror that a resumed feed is compared with; `None` while nothing is loaded.
+    pub(crate) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, StaleEpoch> {
+        let contents = self.contents_of(epoch)?;
+        Ok(contents.loaded.as_ref().map(|loaded| Anchor {
+            revision: loaded.store.revision(),
+            key: loaded.newest_key.clone(),
+            last_event: loaded.last_event,
+            recent: loaded.recent.to_vec(),
+            recent_is_full: loaded.recent.is_full(),
+            tree: loaded.store.tree().clone(),
+            base: match loaded.store.base() {
+                Some((tree, revision)) if !loaded.recent.is_full() => Some((tree.clone(), revision)),
+                _ => None,
+            },
+        }))
+    }
+
+    /// Puts the mirror in service with its contents.
+    pub(crate) fn put_in_service(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        contents.no_leader_since = None;
+        let revision = contents.loaded.as_ref().ok_or(StaleEpoch)?.store.revision();
+        contents.resumed_at.get_or_insert(revision);
+        self.publish(&contents)
+    }
+
+    /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3).
+    pub(crate) fn apply(
+        &self,
+        epoch: Epoch,
+        changes: Vec<Change>,
+        revision: i64,
+    ) -> Result<Applied, StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        let Some(last) = changes.last() else {
+            return Err(StaleEpoch);
+        };
+        if !self.prefixes.is_empty() {
+            for prefix in changes.iter().filter_map(|change| figure_prefix(change.key())) {
+                self.prefixes.record_write(prefix);
+            }
+        }
+        let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());
+        let now = self.now();
+        let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        let reached = loaded.store.revision();
+        loaded
+            .recent
+            .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
+        let applied = loaded.store.apply(changes, revision, now);
+        if applied.applied > 0 {
+            loaded.newest_key = Some(newest_key);
+            loaded.last_event = Some(last_event);
+        }
+        self.metrics.events.inc_by(applied.applied as u64);
+        self.metrics.events_fenced.inc_by(applied.fenced as u64);
+        self.publish(&contents)?;
+        Ok(applied)
+    }
+
+    /// Records that there are no more events up to `revision`, as a progress notification reports.
+    pub(crate) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        let now = self.now();
+        let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        if revision <= loaded.store.revision() {
+            return Ok(());
+        }
+        loaded.store.advance(revision, now);
+        self.publish(&contents)
+    }
+
+    /// Takes the mirror out of service but keeps its contents, because its feed was lost; `has_no_leader` if etcd has
+    /// ended the feed because it has no leader.
+    pub(crate) fn lose_feed(&self, epoch: Epoch, has_no_leader: bool) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        if has_no_leader && contents.no_leader_since.is_none() {
+            contents.no_leader_since = Some(Instant::now());
+        }
+        let last = self.last_view();
+        self.set_out(Reason::FeedLost, last);
+        Ok(())
+    }
+
+    /// Takes the mirror out of service and drops its contents; watchers end by `ended`.
+    pub(crate) fn drop_contents(
+        &self,
+        epoch: Epoch,
+        reason: Reason,
+        ended: ReaderEnd,
+    ) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        self.drop_loaded(&mut contents, ended);
+        contents.history = self.cluster_state.current();
+        self.reset_wanted(contents.history.id);
+        self.set_out(reason, None);
+        self.metrics.keys.set(0);
+        self.metrics.memory_bytes.set(0);
+        self.metrics.history_bytes.set(0);
+        Ok(())
+    }
+
+    /// Forgets what readers wait for: only those of `history` count from now on.
+    fn reset_wanted(&self, history: HistoryId) {
+        self.wanted.send_modify(|wanted| {
+            *wanted = 0;
+            self.overdue.store(0, Ordering::Release);
+            self.wanted_history.store(history.number(), Ordering::Relaxed);
+        });
+    }
+
+    /// Drops everything because history was replaced, and ends the epoch. `revision` is one of the new history, 0 if none is
+    /// known.
+    pub(crate) fn replace_history(&self, revision: i64) {
+        let ended = self.ended_by_replacement(revision);
+        self.drop_epoch(self.contents.lock(), Reason::HistoryReplaced, ended);
+    }
+
+    /// Ends `epoch` and drops its contents, because they cannot be trusted.
+    pub(crate) fn end_epoch(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
+        let ended = match reason {
+            Reason::Mismatch | Reason::HistoryReplaced => self.ended_by_replacement(0),
+            _ => ReaderEnd::Dropped(reason),
+        };
+        self.drop_epoch(self.contents_of(epoch)?, reason, ended);
+        Ok(())
+    }
+
+    /// End of watchers whose events were of a replaced history, or wrong.
+    fn ended_by_replacement(&self, revision: i64) -> ReaderEnd {
+        ReaderEnd::Replaced {
+            revision: self.cluster_state.known().max(revision).max(1),
+        }
+    }
+
+    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason, ended: ReaderEnd) {
+        contents.epoch += 1;
+        self.drop_loaded(&mut contents, ended);
+        self.reset_wanted(self.cluster_state.history());
+        self.replaced.send_replace(contents.epoch);
+        self.set_out(reason, None);
+    }
+
+    /// Drops the contents. Readers may keep their views of them; watchers end by `ended`.
+    fn drop_loaded(&self, contents: &mut Contents, ended: ReaderEnd) {
+        if let Some(loaded) = contents.loaded.take() {
+            contents.ended = Some((contents.generation, ended));
+            self.held_views.record_dropped(&loaded.store);
+        }
+        self.loading_bytes.store(0, Ordering::Relaxed);
+    }
+
+    fn publish(&self, contents: &Contents) -> Result<(), StaleEpoch> {
+        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
+        let store = &loaded.store;
+        let view = View {
+            tree: store.tree().clone(),
+            revision: store.revision(),
+            history: contents.history.id,
+        };
+        self.held_views.record(store);
+        self.loading_bytes.store(0, Ordering::Relaxed);
+        let rebuilt_bytes = loaded.past.bytes();
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.metrics.revision.set(view.revision);
+        self.metrics.keys.set(gauge(view.tree.len()));
+        self.metrics
+            .memory_bytes
+            .set(gauge(store.memory_bytes() + rebuilt_bytes));
+        self.metrics
+            .history_bytes
+            .set(gauge(store.history_bytes() + rebuilt_bytes));
+        self.metrics.oldest_revision.set(store.oldest_revision());
+        self.metrics.in_service.set(1);
+        contents.history.note_known(view.revision);
+        self.state.store(Arc::new(State::In(view)));
+        self.was_in_service.store(true, Ordering::Relaxed);
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    fn set_out(&self, reason: Reason, last: Option<View>) {
+        self.metrics.in_service.set(0);
+        self.state.store(Arc::new(State::Out { reason, last }));
+        self.changed.send_replace(());
+    }
+
+    /// Removes one key, for tests of verification.
+    #[cfg(debug_assertions)]
+    pub(crate) fn corrupt(&self) {
+        let mut contents = self.contents.lock();
+        if let Some(loaded) = &contents.loaded {
+            let (mut tree, revision) = (loaded.store.tree().clone(), loaded.store.revision());
+            if let Some(key) = tree.at(tree.len() / 2).map(|entry| entry.key().to_vec()) {
+                tree.remove(&key);
+                let limits = *loaded.store.limits();
+                let (newest_key, last_event) = (loaded.newest_key.clone(), loaded.last_event);
+                let store = Store::new(tree, revision, limits, self.now());
+                contents.loaded = Some(LoadedStore {
+                    newest_key,
+                    last_event,
+                    ..LoadedStore::new(store)
+                });
+                let _ = self.publish(&contents);
+            }
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! HTTP/2 connections to one endpoint.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::capabilities::{NoRangeStream, ServerCapabilities};
+use super::credentials::Credentials;
+use super::error::ConnectError;
+use super::outgoing::{BoxError, Outgoing};
+use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
+use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
+use rangecache_base::instance;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
+use rangecache_edge::write_batching::{RequestBatching, write_buffer};
+
+/// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
+/// and idle ones that ping at all.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Timeout of a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout of a status request.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Attempts at a status of one member.
+const STATUS_ATTEMPTS: u32 = 16;
+/// Bound on the metadata of a response.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+
+/// Receive windows of a connection, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveWindow {
+    /// Window of one stream: the bytes that one slow reader can keep buffered.
+    pub stream: u32,
+}
+
+impl ReceiveWindow {
+    /// For streams, and for responses of any length, that are forwarded unchanged.
+    pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
+    /// For calls of which many are in flight at once, and whose responses are short.
+    pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
+    /// For the connection of one feed, which is always read.
+    pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
+    /// For the connection of one load, which is read at a rate: etcd sends no more than this ahead of it.
+    pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
+}
+
+/// Why a call got no response.
+#[derive(Debug)]
+pub enum SendFailure {
+    /// The request was not sent; it is returned for use on another connection.
+    NotSent(Box<Request<Outgoing>>, hyper::Error),
+    /// The request may have reached etcd.
+    Lost(hyper::Error),
+}
+
+/// An open connection. A separate task drives it; when that task ends, calls fail.
+#[derive(Debug)]
+pub struct Connection {
+    url: Url,
+    /// Scheme and authority of every request.
+    origin: Uri,
+    sender: http2::SendRequest<Outgoing>,
+    in_flight: AtomicUsize,
+    /// Number, plus one, of the history to which the member was found to belong; 0 until then.
+    checked_history: AtomicU64,
+    /// The turn of a comparison that finds this out.
+    history_turn: Semaphore,
+    /// When the connection was opened.
+    opened: Instant,
+    /// Id of the member's cluster; 0 until a status was received.
+    cluster_id: AtomicU64,
+    /// The client certificate of the connection has a common name, which etcd may take for a user.
+    named: Option<NamedConnection>,
+    credentials: Arc<Credentials>,
+    /// Shared with the endpoint's other connections.
+    server: Arc<ServerCapabilities>,
+}
+
+/// Counts a call as in flight until dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<Connection>);
+
+impl InFlight {
+    /// Endpoint that the call was sent to.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        self.0.url()
+    }
+
+    /// Connection that the call was sent on.
+    #[must_use]
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// Opens a connection. The returned future drives the connection, must be polled, and returns why the connection
+    /// ended.
+    pub(super) async fn open(
+        connector: &Connector,
+        url: &Url,
+        server: &Arc<ServerCapabilities>,
+        windows: ReceiveWindow,
+        credentials: &Arc<Credentials>,
+        deadline: Instant,
+    ) -> Result<(Arc<Connection>, impl Future<Output = String> + Send + use<>), ConnectError> {
+        let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
+        let opening = async {
+            let (stream, named) = connector
+                .connect_named(url, Protocol::Http2)
+                .await
+                .map_err(|source| ConnectError::Connect {
+                    url: url.clone(),
+                    source,
+                })?;
+            let (stream, buffer) = write_buffer(stream, None);
+            let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(windows.stream)
+                // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
+                .initial_connection_window_size((1 << 31) - 1)
+                .max_header_list_size(MAX_HEADER_BYTES)
+                .keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .keep_alive_while_idle(false)
+                .handshake(TokioIo::new(stream))
+                .await
+                .map_err(|source| ConnectError::Handshake {
+                    url: url.clone(),
+                    source,
+                })?;
+            let connection = Arc::new(Connection::new(url, server, credentials, sender, named));
+            let mut driver = Box::pin(async move {
+                match driver.await {
+                    Ok(()) => "the connection was closed".to_owned(),
+                    Err(error) => with_causes(&error),
+                }
+            });
+            if url.tls {
+                // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
+                // client's call must not be the first to fail for it. Any response shows that the certificate was
+                // accepted.
+                tokio::select! {
+                    biased;
+                    ended = &mut driver => {
+                        let (url, reason) = (url.clone(), connector.explain(url, &ended));
+                        return Err(ConnectError::Refused { url, reason });
+                    }
+                    // Without a token: authenticating needs an open connection.
+                    () = connection.wait_for_any_response() => {}
+                }
+            }
+            Ok((connection, driver))
+        };
+        // Boxed because the future is large; connections are opened rarely.
+        Box::pin(tokio::time::timeout_at(deadline, opening))
+            .await
+            .map_err(|_| ConnectError::TimedOut)?
+    }
+
+    fn new(
+        url: &Url,
+        server: &Arc<ServerCapabilities>,
+        credentials: &Arc<Credentials>,
+        sender: http2::SendRequest<Outgoing>,
+        named: Option<NamedConnection>,
+    ) -> Connection {
+        let origin = Uri::builder()
+            .scheme(url.scheme())
+            .authority(url.authority())
+            .path_and_query("/")
+            .build()
+            .unwrap_or_else(|_| Uri::from_static("http://localhost/"));
+        Connection {
+            url: url.clone(),
+            origin,
+            sender,
+            in_flight: AtomicUsize::new(0),
+            checked_history: AtomicU64::new(0),
+            history_turn: Semaphore::new(1),
+            opened: Instant::now(),
+            cluster_id: AtomicU64::new(0),
+            named,
+            credentials: Arc::clone(credentials),
+            server: Arc::clone(server),
+        }
+    }
+
+    /// Whether etcd with auth on may attribute a call without a token to a user: rangecache's own, or the one that
+    /// the client certificate names.
+    #[must_use]
+    pub fn may_act_as_user(&self) -> bool {
+        self.named.is_some() || self.credentials.is_configured()
+    }
+
+    /// Endpoint of the connection.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// When the connection was opened: its peer has been the same process since.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.opened
+    }
+
+    /// Number of calls in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// Sends `request` with its own path and this endpoint's scheme and authority.
+    ///
+    /// # Errors
+    /// [`SendFailure`], which shows whether etcd may have received the request.
+    pub async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, InFlight), SendFailure> {
+        let mut uri = self.origin.clone().into_parts();
+        uri.path_and_query = request.uri().path_and_query().cloned().or(uri.path_and_query);
+        if let Ok(uri) = Uri::from_parts(uri) {
+            *request.uri_mut() = uri;
+        }
+        instance::sign(request.headers_mut());
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let guard = InFlight(Arc::clone(self));
+        match self.sender.clone().try_send_request(request).await {
+            Ok(response) => {
+                self.server.record_response();
+                Ok((response, guard))
+            }
+            Err(mut failed) => match failed.take_message() {
+                Some(request) => Err(SendFailure::NotSent(Box::new(request), failed.into_error())),
+                None => Err(SendFailure::Lost(failed.into_error())),
+            },
+        }
+    }
+
+    /// Why a RangeStream on this connection would fail, if that is known.
+    #[must_use]
+    pub fn lacks_range_stream(&self) -> Option<NoRangeStream> {
+        self.server.no_range_stream()
+    }
+
+    /// Handles an `Unimplemented` status with this message on a RangeStream call: returns whether it concerns the
+    /// request ([`NoRangeStream::Shape`]) or the method. In the latter case RangeStream is not used on the endpoint
+    /// until it is connected again or reports another version.
+    pub fn refused_range_stream(&self, message: &str) -> NoRangeStream {
+        let reason = NoRangeStream::from_unimplemented(message);
+        if reason == NoRangeStream::Unimplemented && self.server.record_no_range_stream() {
+            tracing::info!(endpoint = %self.url, "RangeStream is not implemented by this endpoint; reading by pages until \
+                it is connected again or reports another version");
+        }
+        reason
+    }
+
+    /// Channel and origin for a tonic client. Calls carry only the credentials that their request has.
+    #[must_use]
+    pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
+        self.channel_with(false)
+    }
+
+    /// Channel and origin for calls as rangecache's own user: never for a client's request.
+    #[must_use]
+    pub fn own_channel(self: &Arc<Self>) -> (Channel, Uri) {
+        self.channel_with(true)
+    }
+
+    fn channel_with(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
+        let channel = Channel {
+            connection: Arc::clone(self),
+            own_identity,
+        };
+        (channel, self.origin.clone())
+    }
+
+    /// rangecache's own identity.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd permits it only to users.
+    ///
+    /// # Errors
+    /// etcd's status, or `DeadlineExceeded` after [`STATUS_TIMEOUT`].
+    pub async fn member_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
+        let (channel, origin) = self.own_channel();
+        let mut client = MaintenanceClient::with_origin(channel, origin);
+        let status = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
+        let status = status
+            .map_err(|_| tonic::Status::deadline_exceeded("no response to a status request in time"))?;
+        let status = status?.into_inner();
+        if let Some(header) = &status.header {
+            self.cluster_id.store(header.cluster_id, Ordering::Release);
+        }
+        Ok(status)
+    }
+
+    /// Status of the member with this id: a balancer may send each call to another one. `None` if others have responded to
+    /// each of [`STATUS_ATTEMPTS`]. A server that is not etcd may have no id, 0.
+    ///
+    /// # Errors
+    /// Those of [`Connection::member_status`].
+    pub async fn status_of(
+        self: &Arc<Self>,
+        member_id: u64,
+    ) -> Result<Option<StatusResponse>, tonic::Status> {
+        for _ in 0..STATUS_ATTEMPTS {
+            let status = self.member_status().await?;
+            let responded = status.header.as_ref().map_or(0, |header| header.member_id);
+            if member_id == 0 || responded == member_id {
+                return Ok(Some(status));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Id of the member's cluster, once a status was received on this connection.
+    #[must_use]
+    pub fn cluster_id(&self) -> Option<u64> {
+        Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0)
+    }
+
+    async fn wait_for_any_response(self: &Arc<Self>) {
+        let (channel, origin) = self.channel();
+        let mut client = MaintenanceClient::with_origin(channel, origin);
+        let _ = client.status(StatusRequest {}).await;
+    }
+
+    /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4). A
+    /// connection that was opened again may lead to an etcd that was restored in between.
+    #[must_use]
+    pub fn is_of_history(&self, history: u64) -> bool {
+        self.checked_history.load(Ordering::Acquire) == history + 1
+    }
+
+    /// The turn of what compares the history behind this connection: one comparison serves all who ask. Each connection has its
+    /// own, because a member that does not respond must not delay the others.
+    pub fn history_turn(&self) -> &Semaphore {
+        &self.history_turn
+    }
+
+    /// Sets [`Connection::is_of_history`].
+    pub fn set_history(&self, history: u64) {
+        self.checked_history.store(history + 1, Ordering::Release);
+    }
+}
+
+/// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the
+/// connection and returns why.
+///
+/// # Errors
+/// [`ConnectError`], at `deadline` at the latest.
+pub async fn open_once(
+    connector: &Connector,
+    url: &Url,
+    credentials: &Arc<Credentials>,
+    tasks: &TaskTracker,
+    deadline: Instant,
+) -> Result<(Arc<Connection>, JoinHandle<String>), ConnectError> {
+    let server = Arc::default();
+    let opening = Connection::open(
+        connector,
+        url,
+        &server,
+        ReceiveWindow::SHARED,
+        credentials,
+        deadline,
+    );
+    let (connection, driver) = opening.await?;
+    Ok((connection, tasks.spawn(driver)))
+}
+
+/// An error's message with its causes, which hyper's own message leaves out.
+fn with_causes(error: &hyper::Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        message = format!("{message}: {next}");
+        cause = next.source();
+    }
+    message
+}
+
+/// Connection as a tower service, for tonic's clients.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    connection: Arc<Connection>,
+    /// Whether calls carry the token of rangecache's own user.
+    own_identity: bool,
+}
+
+impl tower_service::Service<Request<tonic::body::Body>> for Channel {
+    type Response = Response<Incoming>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let Channel {
+            connection,
+            own_identity,
+        } = self.clone();
+        Box::pin(async move {
+            let mut request = request.map(Outgoing::tonic);
+            let token = if own_identity {
+                connection.credentials.token().await
+            } else {
+                None
+            };
+            if let Some(token) = &token {
+                request.headers_mut().insert("token", token.clone());
+            }
+            match connection.send(request).await {
+                Ok((response, _in_flight)) => {
+                    if own_identity {
+                        connection
+                            .credentials
+                            .check_token_rejected(token.as_ref(), response.headers());
+                    }
+                    Ok(response)
+                }
+                Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => Err(error.into()),
+            }
+        })
+    }
+}

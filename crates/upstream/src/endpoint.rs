@@ -1,0 +1,531 @@
+//! Endpoints: connections, opened again when lost, version and health.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::backoff::Backoff;
+use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
+use super::class::ConnectionClass;
+use super::clusters::{Clusters, ConnectionSlot};
+use super::connection::Connection;
+use super::credentials::Credentials;
+use super::error::ConnectError;
+use super::health::{HealthMonitor, StatusReport};
+use super::role::Role;
+use super::version::Version;
+use etcd_wire::etcdserverpb::StatusResponse;
+use rangecache_base::net::Url;
+use rangecache_base::panics::restarting;
+use rangecache_edge::tls::Connector;
+
+/// First pause between attempts to connect.
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+/// Longest pause: bounds the time until a restarted member is connected again.
+const BACKOFF_LAST: Duration = Duration::from_millis(200);
+/// Pause before a member of another cluster is tried again.
+const LEFT_OUT_PAUSE: Duration = Duration::from_secs(1);
+/// Number of health checks without a response after which a member is taken for one that hangs.
+const UNANSWERED_CHECKS: u8 = 2;
+/// A connection that lived longer resets the pause.
+const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
+
+/// Whether the server has etcd's interface and is not etcd, whatever version it reports: a cluster's id is never 0. Nothing
+/// that etcd guarantees may be concluded from it. Kine is one: it leaves fields out, and reads ranges in its own way.
+fn is_emulation(status: &StatusResponse) -> bool {
+    status
+        .header
+        .as_ref()
+        .is_some_and(|header| header.cluster_id == 0)
+}
+
+/// Reason for which a connection ended.
+enum ConnectionEnd {
+    /// The connection was lost, for this reason.
+    Lost(String),
+    /// Its member is of another cluster than the one that is used.
+    LeftOut,
+}
+
+/// State of an endpoint at one moment, for operators.
+#[derive(Clone, Debug)]
+pub struct EndpointView {
+    /// URL as configured.
+    pub url: Url,
+    /// Version that was reported last.
+    pub version: Option<Version>,
+    /// Role that was reported last on the current connection; [`Role::Unknown`] without one.
+    pub role: Role,
+    /// Open connections of all classes.
+    pub connections: usize,
+    /// Connections of all classes that are kept open.
+    pub connections_wanted: usize,
+    /// Calls in flight on them.
+    pub calls: usize,
+    /// Whether the check connection is open: without it nothing else counts.
+    pub is_connected: bool,
+    /// Whether the member serves, votes and knows a leader.
+    pub is_healthy: bool,
+    /// Whether other endpoints are preferred for a moment because calls failed on this one.
+    pub is_avoided: bool,
+    /// Error of the last lost or refused connection; empty if there was none.
+    pub last_error: String,
+    /// Why RangeStream is not used on the endpoint.
+    pub no_range_stream: Option<NoRangeStream>,
+}
+
+/// State shared by the connection tasks of all endpoints.
+#[derive(Debug)]
+pub(super) struct ConnectionContext {
+    pub(super) connector: Arc<Connector>,
+    pub(super) credentials: Arc<Credentials>,
+    /// Notified whenever a connection was opened.
+    pub(super) connected: Notify,
+    pub(super) lowest_version: LowestVersion,
+    pub(super) clusters: Clusters,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+/// Endpoint and its connections.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) url: Url,
+    unary: Vec<ArcSwapOption<Connection>>,
+    stream: Vec<ArcSwapOption<Connection>>,
+    endless: Vec<ArcSwapOption<Connection>>,
+    check: Vec<ArcSwapOption<Connection>>,
+    authorization: Vec<ArcSwapOption<Connection>>,
+    /// Shared with every connection of the endpoint.
+    pub(super) server: Arc<ServerCapabilities>,
+    last_error: Mutex<Option<String>>,
+    /// Whether the last health checks found that the member serves, votes and knows a leader.
+    healthy: AtomicBool,
+    /// Number of the last health checks, one after the other, to which the member has not responded.
+    unanswered: AtomicU8,
+    /// A [`Role`].
+    role: AtomicU8,
+    /// Responses at the end of the last health check.
+    responses_seen: AtomicU64,
+    /// Time until which other endpoints are preferred, in milliseconds since `created`.
+    avoided_until_millis: AtomicU64,
+    created: Instant,
+}
+
+impl Endpoint {
+    pub(super) fn new(url: Url) -> Endpoint {
+        let slots =
+            |class: ConnectionClass| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
+        Endpoint {
+            url,
+            unary: slots(ConnectionClass::Unary),
+            stream: slots(ConnectionClass::Stream),
+            endless: slots(ConnectionClass::Endless),
+            check: slots(ConnectionClass::Check),
+            authorization: slots(ConnectionClass::Authorization),
+            server: Arc::default(),
+            last_error: Mutex::new(None),
+            healthy: AtomicBool::new(false),
+            unanswered: AtomicU8::new(0),
+            role: AtomicU8::new(Role::Unknown as u8),
+            responses_seen: AtomicU64::new(0),
+            avoided_until_millis: AtomicU64::new(0),
+            created: Instant::now(),
+        }
+    }
+
+    fn slots(&self, class: ConnectionClass) -> &[ArcSwapOption<Connection>] {
+        match class {
+            ConnectionClass::Unary => &self.unary,
+            ConnectionClass::Stream => &self.stream,
+            ConnectionClass::Endless => &self.endless,
+            ConnectionClass::Check => &self.check,
+            ConnectionClass::Authorization => &self.authorization,
+        }
+    }
+
+    /// Live connections of `class`.
+    pub(super) fn live(&self, class: ConnectionClass) -> impl Iterator<Item = Arc<Connection>> {
+        self.slots(class)
+            .iter()
+            .filter_map(ArcSwapOption::load_full)
+            .filter(|connection| connection.is_live())
+    }
+
+    pub(super) fn version(&self) -> Option<Version> {
+        self.server.version()
+    }
+
+    fn set_healthy(&self, healthy: bool) {
+        if self.healthy.swap(healthy, Ordering::Relaxed) && !healthy {
+            tracing::warn!(endpoint = %self.url,
+                "this member does not serve, has no leader or does not vote; preferring other endpoints");
+        }
+    }
+
+    /// Whether the member is not connected, or has responded to no call since it has left [`UNANSWERED_CHECKS`] health checks
+    /// unanswered.
+    pub(super) fn is_silent(&self) -> bool {
+        let has_responded = self.server.responses() != self.responses_seen.load(Ordering::Relaxed);
+        (self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS && !has_responded)
+            || ConnectionClass::ALL
+                .into_iter()
+                .all(|class| self.live(class).next().is_none())
+    }
+
+    fn record_health(&self, is_serving: Option<bool>, can_prove: bool) {
+        let responses = self.server.responses();
+        let has_responded = self.responses_seen.swap(responses, Ordering::Relaxed) != responses;
+        let unanswered = match is_serving {
+            None if !has_responded => self.unanswered.load(Ordering::Relaxed).saturating_add(1),
+            _ => 0,
+        };
+        self.unanswered.store(unanswered, Ordering::Relaxed);
+        self.set_healthy(can_prove && is_serving.unwrap_or(false));
+    }
+
+    pub(super) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
+    }
+
+    /// Order of preference: the endpoint with the lowest rank is used.
+    pub(super) fn rank(&self) -> u8 {
+        u8::from(self.is_avoided()) + 2 * u8::from(!self.is_healthy())
+    }
+
+    /// Why a call finds no connection.
+    pub(super) fn last_error(&self) -> String {
+        let error = self.last_error.lock().clone();
+        error.unwrap_or_else(|| format!("{}: not connected yet", self.url))
+    }
+
+    /// The last error, for operators; empty if there was none.
+    fn recorded_error(&self) -> String {
+        if self.live(ConnectionClass::Check).next().is_none() {
+            return self.last_error();
+        }
+        self.last_error.lock().clone().unwrap_or_default()
+    }
+
+    fn now_millis(&self) -> u64 {
+        u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn avoid_for(&self, duration: Duration) {
+        let until = self
+            .now_millis()
+            .saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+        self.avoided_until_millis.store(until, Ordering::Relaxed);
+    }
+
+    fn is_avoided(&self) -> bool {
+        let until = self.avoided_until_millis.load(Ordering::Relaxed);
+        until != 0 && self.now_millis() < until
+    }
+
+    fn set_role(&self, role: Role) {
+        self.role.store(role as u8, Ordering::Relaxed);
+    }
+
+    fn role(&self) -> Role {
+        let known = [Role::Leader, Role::Follower, Role::Learner, Role::Leaderless];
+        let stored = self.role.load(Ordering::Relaxed);
+        known
+            .into_iter()
+            .find(|role| *role as u8 == stored)
+            .unwrap_or(Role::Unknown)
+    }
+
+    pub(super) fn view(&self) -> EndpointView {
+        let classes = ConnectionClass::ALL;
+        let live: Vec<_> = classes.into_iter().flat_map(|class| self.live(class)).collect();
+        EndpointView {
+            url: self.url.clone(),
+            version: self.version(),
+            role: self.role(),
+            connections: live.len(),
+            connections_wanted: classes.into_iter().map(ConnectionClass::connections).sum(),
+            calls: live.iter().map(|connection| connection.in_flight()).sum(),
+            is_connected: self.live(ConnectionClass::Check).next().is_some(),
+            is_healthy: self.is_healthy(),
+            is_avoided: self.is_avoided(),
+            last_error: self.recorded_error(),
+            no_range_stream: self.server.no_range_stream(),
+        }
+    }
+
+    /// Starts one task per connection, which opens it, drives it, and opens it again until the context's `stop`.
+    pub(super) fn keep_connected(self: &Arc<Self>, context: &Arc<ConnectionContext>) {
+        for class in ConnectionClass::ALL {
+            for slot in 0..class.connections() {
+                let (endpoint, context_of_task) = (Arc::clone(self), Arc::clone(context));
+                let stop = context.stop.clone();
+                context.tasks.spawn(async move {
+                    // Calls in flight at a stop are bounded by the drain that precedes it.
+                    let keeping = restarting("endpoint", || endpoint.run(class, slot, &context_of_task));
+                    stop.run_until_cancelled(keeping).await;
+                });
+            }
+        }
+    }
+
+    async fn run(&self, class: ConnectionClass, number: usize, context: &ConnectionContext) {
+        let slot = ConnectionSlot::new(&self.url, class, number);
+        let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
+        // Only the check connection logs: one line per endpoint, not one per connection.
+        let logs = class == ConnectionClass::Check;
+        // Set once a failure was logged.
+        let mut silent = false;
+        loop {
+            // The connection's own timeout bounds the attempt.
+            let no_deadline = Instant::now() + Duration::from_secs(3600);
+            match Connection::open(
+                &context.connector,
+                &self.url,
+                &self.server,
+                class.window(),
+                &context.credentials,
+                no_deadline,
+            )
+            .await
+            {
+                Ok((connection, driver)) => {
+                    let opened = Instant::now();
+                    self.server.record_reconnected();
+                    let answered = AtomicBool::new(false);
+                    let mut driver = Box::pin(driver);
+                    let ended = self
+                        .use_connection(&slot, &connection, &mut driver, context, &answered)
+                        .await;
+                    self.slots(class)[number].store(None);
+                    context.clusters.record_lost(&slot);
+                    if logs {
+                        self.healthy.store(false, Ordering::Relaxed);
+                        self.set_role(Role::Unknown);
+                    }
+                    match ended {
+                        ConnectionEnd::LeftOut => {
+                            // Ends with the last call in flight. Without it a call would wait for ever for a peer that is
+                            // gone: hyper sends no pings then.
+                            let stop = context.stop.clone();
+                            context
+                                .tasks
+                                .spawn(async move { stop.run_until_cancelled(driver).await });
+                            *self.last_error.lock() =
+                                Some(format!("{}: a member of another cluster", self.url));
+                            tokio::time::sleep(LEFT_OUT_PAUSE).await;
+                        }
+                        ConnectionEnd::Lost(reason) => {
+                            let answered = !logs || answered.into_inner();
+                            self.record_lost(&reason, answered, logs, context, &mut silent);
+                        }
+                    }
+                    if opened.elapsed() > BACKOFF_RESET_AFTER {
+                        backoff.reset();
+                    }
+                }
+                Err(error) if logs => self.record_connect_error(&error, &mut silent),
+                Err(error) => *self.last_error.lock() = Some(error.to_string()),
+            }
+            tokio::time::sleep(backoff.pause()).await;
+        }
+    }
+
+    /// Uses an open connection for calls until it ends, or its member turns out to be of another cluster.
+    async fn use_connection(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Arc<Connection>,
+        driver: &mut (impl Future<Output = String> + Unpin),
+        context: &ConnectionContext,
+        answered: &AtomicBool,
+    ) -> ConnectionEnd {
+        // Before any call: one that reaches another cluster looks like a replaced history.
+        let has_told = tokio::select! {
+            reason = &mut *driver => return ConnectionEnd::Lost(reason),
+            has_told = context.clusters.ask(slot, connection) => has_told,
+        };
+        if context.clusters.is_left_out(connection.cluster_id()) {
+            return ConnectionEnd::LeftOut;
+        }
+        if slot.class == ConnectionClass::Check {
+            self.unanswered.store(0, Ordering::Relaxed);
+        }
+        self.slots(slot.class)[slot.number].store(Some(Arc::clone(connection)));
+        context.connected.notify_waiters();
+        let watch_health = async {
+            if slot.class == ConnectionClass::Check {
+                match self.watch_health(slot, connection, context, answered).await {}
+            }
+            std::future::pending().await
+        };
+        let ask_again = async {
+            if !has_told {
+                context.clusters.ask_again(slot, connection).await;
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            reason = driver => ConnectionEnd::Lost(reason),
+            never = watch_health => match never {},
+            never = ask_again => match never {},
+            () = context.clusters.until_left_out(connection) => ConnectionEnd::LeftOut,
+        }
+    }
+
+    /// Records a lost connection. If its peer has never `answered`, it may be something else than etcd.
+    fn record_lost(
+        &self,
+        reason: &str,
+        answered: bool,
+        logs: bool,
+        context: &ConnectionContext,
+        silent: &mut bool,
+    ) {
+        tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
+        if !answered {
+            let url = self.url.clone();
+            let reason = context.connector.explain(&url, reason);
+            return self.record_connect_error(&ConnectError::Refused { url, reason }, silent);
+        }
+        if logs && !context.stop.is_cancelled() {
+            tracing::warn!(endpoint = %self.url, "lost the connection to etcd, reconnecting");
+            *silent = true;
+        }
+        *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+    }
+
+    /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first
+    /// response: until then the peer may be something else than etcd.
+    async fn watch_health(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Arc<Connection>,
+        context: &ConnectionContext,
+        answered: &AtomicBool,
+    ) -> Infallible {
+        let mut monitor = HealthMonitor::new(connection);
+        // Of the last status that was received.
+        let mut can_prove = true;
+        loop {
+            let is_due = monitor.tick().await;
+            if is_due || self.version().is_none() || !answered.load(Ordering::Relaxed) {
+                let report = monitor.status().await;
+                let is_response = matches!(report, StatusReport::Status(_) | StatusReport::Refused(_));
+                if is_response && !answered.swap(true, Ordering::Relaxed) {
+                    tracing::info!(endpoint = %self.url, "connected to etcd");
+                }
+                match report {
+                    StatusReport::Status(status) => {
+                        let role = Role::from_status(&status);
+                        self.set_role(role);
+                        can_prove = role.can_prove();
+                        self.record_version(&status, context);
+                        if let Some(id) = connection.cluster_id() {
+                            context.clusters.record(slot, id);
+                        }
+                    }
+                    StatusReport::Refused(status) | StatusReport::Lost(status) => {
+                        tracing::debug!(endpoint = %self.url, code = ?status.code(), message_of_etcd = status.message(),
+                            "the status call failed");
+                    }
+                    StatusReport::TimedOut => {}
+                }
+            }
+            self.record_health(monitor.is_serving().await, can_prove);
+        }
+    }
+
+    fn record_version(&self, status: &StatusResponse, context: &ConnectionContext) {
+        if is_emulation(status) {
+            if self.server.record_emulation() {
+                tracing::warn!(endpoint = %self.url, version = status.version,
+                    "this server is not etcd: it has no cluster id. Forwarding everything to it");
+                context.lowest_version.refresh();
+            }
+            return;
+        }
+        match status.version.parse::<Version>() {
+            Ok(version) if self.server.record_version(version) => {
+                tracing::info!(endpoint = %self.url, %version, "etcd reported its version");
+                context.lowest_version.refresh();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(endpoint = %self.url, %error, "the status has no version");
+            }
+        }
+    }
+
+    /// Records the error, and logs it if no failure was logged before.
+    fn record_connect_error(&self, error: &ConnectError, silent: &mut bool) {
+        if !*silent {
+            tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd, retrying");
+            *silent = true;
+        }
+        *self.last_error.lock() = Some(error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::ReceiveWindow;
+    use crate::fake::FakeEtcd;
+    use etcd_wire::etcdserverpb::ResponseHeader;
+
+    #[tokio::test]
+    async fn member_that_responds_on_any_connection_is_not_silent() {
+        let etcd = FakeEtcd::start(async |_, _| Err((14, "no call is sent"))).await;
+        let endpoint = Endpoint::new(etcd.url.clone());
+        assert!(endpoint.is_silent(), "no connection");
+        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+        let opening = Connection::open(
+            &connector,
+            &endpoint.url,
+            &endpoint.server,
+            ReceiveWindow::SHARED,
+            &credentials,
+            Instant::now() + Duration::from_secs(20),
+        );
+        let (connection, driver) = opening.await.unwrap();
+        let driver = tokio::spawn(driver);
+        endpoint.unary[0].store(Some(connection));
+        assert!(!endpoint.is_silent(), "a connection for clients' calls alone");
+        for _ in 0..UNANSWERED_CHECKS {
+            assert!(!endpoint.is_silent());
+            endpoint.record_health(None, true);
+        }
+        assert!(endpoint.is_silent(), "no response to health checks");
+        endpoint.server.record_response();
+        assert!(!endpoint.is_silent(), "a response since the last health check");
+        driver.abort();
+    }
+
+    #[test]
+    fn server_without_a_cluster_id_is_an_emulation() {
+        let status = |header| StatusResponse {
+            header,
+            version: "3.6.11".to_owned(),
+            ..StatusResponse::default()
+        };
+        let of_cluster = |cluster_id| {
+            Some(ResponseHeader {
+                cluster_id,
+                ..ResponseHeader::default()
+            })
+        };
+        assert!(is_emulation(&status(of_cluster(0))));
+        assert!(!is_emulation(&status(of_cluster(7))));
+        // Some tests' servers send no header at all.
+        assert!(!is_emulation(&status(None)));
+    }
+}

@@ -1,0 +1,222 @@
+//! Flags of the connection to etcd, and rangecache's own user there.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use rangecache_base::flags::parse_duration;
+use rangecache_base::net::Url;
+
+/// Endpoints of etcd, credentials, and use of its features.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "etcd")]
+pub struct EtcdConfig {
+    /// Client URLs of etcd's members, comma-separated: http://host:port, https://host:port, unix:///path or
+    /// unixs:///path
+    #[arg(
+        long,
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:2379"
+    )]
+    pub endpoints: Vec<Url>,
+
+    /// etcd user for rangecache's own calls, where etcd's auth is on; needs read access to what is mirrored
+    #[arg(long, value_name = "NAME[:PASSWORD]", hide_env_values = true)]
+    pub user: Option<Secret>,
+
+    /// Password for --user (then --user is only the name). Prefer the environment or --password-file
+    #[arg(long, value_name = "PASSWORD", hide_env_values = true)]
+    pub password: Option<Secret>,
+
+    /// File whose first line is the password for --user; it is read again whenever rangecache logs in
+    #[arg(long, value_name = "PATH", conflicts_with = "password")]
+    pub password_file: Option<PathBuf>,
+
+    /// Way in which etcd identifies the users of calls: by tokens alone, or also by the common names of certificates. With
+    /// certificate, memory answers callers whose certificate has the common name of --cert; calls of others without a token
+    /// are forwarded while etcd's auth is on
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = CallerIs::Token)]
+    pub caller_is: CallerIs,
+
+    /// Time limit for a call that waits for a connection to etcd; the call fails with Unavailable after it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    pub connect_timeout: Duration,
+
+    /// Interval of the probe of etcd's revision, compaction and auth while no read asks for them
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    pub probe_interval: Duration,
+
+    /// Use of etcd's RangeStream; off: reads of etcd are pages and whole responses
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = RangeStream::Auto)]
+    pub range_stream: RangeStream,
+
+    /// Reaction to an etcd whose progress notifications cannot be trusted (before 3.4.31, 3.5.13, 3.6.0)
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OldEtcd::Forward)]
+    pub old_etcd: OldEtcd,
+}
+
+/// Means by which etcd identifies the users of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CallerIs {
+    /// By the token of each call
+    Token,
+    /// By the token of a call, otherwise by the common name of its client's certificate
+    Certificate,
+}
+
+/// Flags with which callers cannot be known by their certificates, with what to write instead.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CallerIsError {
+    /// No common name to compare callers with.
+    #[error(
+        "--caller-is=certificate needs --cert and --key: callers are compared with that certificate's common name"
+    )]
+    NoCertificate,
+    /// An endpoint to which no certificate is presented.
+    #[error(
+        "--caller-is=certificate: {0} gets no certificate of rangecache; write https:// or unixs:// there"
+    )]
+    PlaintextEndpoint(Url),
+    /// Clients present no certificate.
+    #[error(
+        "--caller-is=certificate needs --trusted-ca-file, and an https:// or unixs:// URL in --listen-client-urls or \
+         --read-only-listen-client-urls: otherwise no caller presents a certificate"
+    )]
+    NoCallers,
+    /// Two users for rangecache's own calls.
+    #[error(
+        "--caller-is=certificate and --user exclude each other: rangecache's own calls are those of the user in --cert"
+    )]
+    User,
+}
+
+/// Reaction to an etcd below the version gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OldEtcd {
+    /// Forward linearizable reads, with a warning
+    Forward,
+    /// Refuse to start
+    Refuse,
+}
+
+/// Whether etcd's RangeStream is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RangeStream {
+    /// On every endpoint that has it
+    Auto,
+    /// Never; clients that ask for one are still served
+    Off,
+}
+
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself, to be sent to etcd.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
+    }
+}
+
+impl std::str::FromStr for Secret {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Secret, Self::Err> {
+        Ok(Secret(text.to_owned()))
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// A user of etcd with its password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// The user's name.
+    pub name: String,
+    /// The user's password, as it was at start.
+    pub password: Secret,
+    /// The file that holds the password; it may be replaced.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Account {
+    /// The password that [`Account::password_file`] holds now. Blocks for the time of a read.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is empty.
+    pub fn read_password(file: &Path) -> Result<Secret, AccountError> {
+        let password = read_password(file)?;
+        if password.expose().is_empty() {
+            return Err(AccountError::Empty);
+        }
+        Ok(password)
+    }
+}
+
+/// The first line of a file.
+fn read_password(path: &Path) -> Result<Secret, AccountError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| AccountError::Unreadable(path.display().to_string(), error.to_string()))?;
+    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
+}
+
+/// Flags that do not give a user and a password, with what to write instead.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum AccountError {
+    /// A password without a user.
+    #[error("a password is given without a user: add --user name")]
+    NoUser,
+    /// A user without a password.
+    #[error("--user has no password: write --user name:password, or add --password or --password-file")]
+    NoPassword,
+    /// An empty user or password.
+    #[error("--user needs a name and a password, neither of them empty")]
+    Empty,
+    /// The file of `--password-file` cannot be read.
+    #[error("--password-file {0}: {1}")]
+    Unreadable(String, String),
+}
+
+impl EtcdConfig {
+    /// rangecache's own user, if `--user` is given. Reads `--password-file`.
+    ///
+    /// # Errors
+    /// If one of name and password is missing, or the file cannot be read.
+    pub fn account(&self) -> Result<Option<Account>, AccountError> {
+        let Some(user) = &self.user else {
+            if self.password.is_some() || self.password_file.is_some() {
+                return Err(AccountError::NoUser);
+            }
+            return Ok(None);
+        };
+        let file = self.password_file.as_deref().map(read_password).transpose()?;
+        // As in etcdctl: where the password is given separately, a colon belongs to the name.
+        let (name, password) = match (self.password.clone().or(file), user.expose().split_once(':')) {
+            (Some(password), _) => (user.expose(), password),
+            (None, Some((name, password))) => (name, Secret(password.to_owned())),
+            (None, None) => return Err(AccountError::NoPassword),
+        };
+        if name.is_empty() || password.expose().is_empty() {
+            return Err(AccountError::Empty);
+        }
+        Ok(Some(Account {
+            name: name.to_owned(),
+            password,
+            password_file: self.password_file.clone(),
+        }))
+    }
+}

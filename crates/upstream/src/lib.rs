@@ -1,0 +1,65 @@
+//! etcd's endpoints: connections, versions, and the choice of a connection for each call.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `pool` | [`Upstream`]: all endpoints; picks the least busy live connection of a [`ConnectionClass`] |
+//! | `endpoint` | one endpoint: connections opened again when lost, version, health |
+//! | `health` | the calls that find out a member's health |
+//! | `connection` | one HTTP/2 connection |
+//! | `clusters` | the cluster that is used, if the endpoints lead to several |
+//! | `credentials`, `authentication` | rangecache's own user and its token |
+//! | `calls` | small calls that rangecache makes itself |
+//! | [`gates`] | the list of version gates |
+//! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
+//! | `flags` | the flags |
+//! | `metrics` | state of the endpoints as gauges |
+//! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
+//!
+//! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
+//! `mirror`, `proxy`, `admin`, `diagnosis` and `doctor` use it.
+
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
+mod authentication;
+mod backoff;
+mod calls;
+mod capabilities;
+mod class;
+mod clusters;
+mod connection;
+mod credentials;
+mod endpoint;
+mod error;
+#[cfg(any(test, feature = "testing"))]
+pub mod fake;
+mod flags;
+pub mod gates;
+mod health;
+mod metrics;
+mod outgoing;
+mod paging;
+mod pool;
+mod role;
+#[cfg(test)]
+mod tests;
+mod version;
+
+pub use authentication::authenticate_once;
+pub use backoff::{Backoff, jittered};
+pub use calls::{
+    anonymous_check, caller_identity, check_read_permission, compact_revision, current_header,
+    header_request, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving, range,
+};
+pub use capabilities::NoRangeStream;
+pub use class::ConnectionClass;
+pub use clusters::ClusterOfEndpoint;
+pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, open_once};
+pub use credentials::{Credentials, UserProblem};
+pub use endpoint::EndpointView;
+pub use error::{ConnectError, NoEndpoint};
+pub use flags::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
+pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
+pub use paging::{first_page_limit, pace, page_limit};
+pub use pool::Upstream;
+pub use role::Role;
+pub use version::Version;

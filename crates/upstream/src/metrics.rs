@@ -1,0 +1,21 @@
+//! Metrics of etcd's endpoints.
+
+use prometheus_client::metrics::gauge::Gauge;
+
+use rangecache_base::telemetry::metrics::metric_group;
+
+metric_group! {
+    /// State of etcd's endpoints, set when the metrics are scraped.
+    pub(super) struct EndpointMetrics by endpoint;
+    /// State of one endpoint.
+    pub(super) struct OneEndpoint {
+        /// 1 while the endpoint is connected, serves, votes and knows a leader
+        pub(super) healthy: Gauge = "rangecache_endpoint_healthy";
+        /// Open connections to the endpoint
+        pub(super) connections: Gauge = "rangecache_endpoint_connections";
+        /// Calls in flight on the endpoint's shared connections
+        pub(super) calls: Gauge = "rangecache_endpoint_calls";
+        /// 1 if a connection to the endpoint led to another cluster in the last ten minutes and was left out
+        pub(super) left_out: Gauge = "rangecache_endpoint_left_out";
+    }
+}

@@ -1,0 +1,383 @@
+//! All endpoints: choice of a connection for each call.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
+use super::capabilities::{LowestVersion, NoRangeStream};
+use super::class::ConnectionClass;
+use super::clusters::{ClusterOfEndpoint, Clusters};
+use super::connection::{Connection, ReceiveWindow};
+use super::credentials::Credentials;
+use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
+use super::error::{ConnectError, NoEndpoint};
+use super::gates::{self, GateState, VersionGate};
+use super::metrics::EndpointMetrics;
+use super::version::Version;
+use rangecache_base::net::{Stream, Url};
+use rangecache_base::telemetry::Metrics;
+use rangecache_base::telemetry::metrics::gauge;
+use rangecache_edge::tls::{Connector, Protocol};
+
+/// Time for which an endpoint that responds but cannot serve is avoided.
+const AVOID_DURATION: Duration = Duration::from_secs(2);
+
+/// etcd: all endpoints with their connections, versions and health.
+#[derive(Debug)]
+pub struct Upstream {
+    endpoints: Vec<Arc<Endpoint>>,
+    /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
+    next: AtomicUsize,
+    context: Arc<ConnectionContext>,
+    /// Whether RangeStream may be used at all.
+    may_stream: bool,
+}
+
+impl Upstream {
+    /// Starts to connect to every endpoint by `connector`, and keeps the connections open until `stop`. rangecache's
+    /// own calls are made with `credentials`. `tasks` joins all tasks. `may_stream` permits RangeStream where an
+    /// endpoint has it.
+    #[must_use]
+    pub fn start(
+        urls: &[Url],
+        connector: &Arc<Connector>,
+        may_stream: bool,
+        credentials: Arc<Credentials>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Arc<Upstream> {
+        let endpoints: Vec<_> = urls
+            .iter()
+            .map(|url| Arc::new(Endpoint::new(url.clone())))
+            .collect();
+        let servers = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.server));
+        let context = Arc::new(ConnectionContext {
+            connector: Arc::clone(connector),
+            credentials,
+            connected: Notify::new(),
+            lowest_version: LowestVersion::new(servers.collect()),
+            clusters: Clusters::default(),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
+        let upstream = Arc::new(Upstream {
+            endpoints,
+            next: AtomicUsize::new(0),
+            context,
+            may_stream,
+        });
+        for endpoint in &upstream.endpoints {
+            endpoint.keep_connected(&upstream.context);
+        }
+        if upstream.credentials().is_configured() {
+            let (credentials, stop) = (Arc::clone(&upstream.context.credentials), stop.clone());
+            let connecting = Arc::clone(&upstream);
+            let connect = move || {
+                let upstream = Arc::clone(&connecting);
+                let deadline = Instant::now() + AUTHENTICATE_TIMEOUT;
+                async move { upstream.connection(ConnectionClass::Check, deadline).await }
+            };
+            tasks.spawn(async move {
+                stop.run_until_cancelled(keep_authenticated(&credentials, connect))
+                    .await;
+            });
+        }
+        upstream
+    }
+
+    /// A live connection of `class`; waits for one until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`] if none was opened by then.
+    pub async fn connection(
+        &self,
+        class: ConnectionClass,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, NoEndpoint> {
+        if let Some(connection) = self.least_busy(class, |_| true) {
+            return Ok(connection);
+        }
+        let began = Instant::now();
+        loop {
+            // Registered before the search, so that a connection that is opened in between is not missed.
+            let connected = self.context.connected.notified();
+            if let Some(connection) = self.least_busy(class, |_| true) {
+                return Ok(connection);
+            }
+            if tokio::time::timeout_at(deadline, connected).await.is_err() {
+                let causes: Vec<_> = self
+                    .endpoints
+                    .iter()
+                    .map(|endpoint| endpoint.last_error())
+                    .collect();
+                return Err(NoEndpoint {
+                    waited: began.elapsed(),
+                    causes: causes.join("; "),
+                });
+            }
+        }
+    }
+
+    /// A live connection of `class`, to `url` if there is one; waits for one until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`] if none was opened by then.
+    pub async fn connection_to(
+        &self,
+        class: ConnectionClass,
+        url: &Url,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, NoEndpoint> {
+        match self.least_busy(class, |connection| connection.url() == url) {
+            Some(connection) => Ok(connection),
+            None => self.connection(class, deadline).await,
+        }
+    }
+
+    /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any
+    /// endpoint to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`], or within `Ok` why no connected endpoint can be used.
+    pub async fn streaming(
+        &self,
+        deadline: Instant,
+    ) -> Result<Result<Arc<Connection>, NoRangeStream>, NoEndpoint> {
+        if !self.may_stream {
+            return Ok(Err(NoRangeStream::Off));
+        }
+        let any = self.connection(ConnectionClass::Stream, deadline).await?;
+        let is_capable = |connection: &Connection| connection.lacks_range_stream().is_none();
+        Ok(
+            match (
+                self.least_busy(ConnectionClass::Stream, is_capable),
+                any.lacks_range_stream(),
+            ) {
+                (Some(connection), _) => Ok(connection),
+                (None, Some(reason)) => Err(reason),
+                // The connection was just lost; sending on it fails.
+                (None, None) => Ok(any),
+            },
+        )
+    }
+
+    /// Why RangeStream must not be used on `connection`, if there is a reason.
+    #[must_use]
+    pub fn lacks_range_stream(&self, connection: &Connection) -> Option<NoRangeStream> {
+        if self.may_stream {
+            connection.lacks_range_stream()
+        } else {
+            Some(NoRangeStream::Off)
+        }
+    }
+
+    /// The least busy live connection of `class` that `is_wanted`; unhealthy and avoided endpoints are used only if
+    /// there is no other.
+    fn least_busy(
+        &self,
+        class: ConnectionClass,
+        is_wanted: impl Fn(&Connection) -> bool,
+    ) -> Option<Arc<Connection>> {
+        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut best: Option<(u8, usize, Arc<Connection>)> = None;
+        for offset in 0..self.endpoints.len() {
+            let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
+            let rank = endpoint.rank();
+            let live = endpoint.live(class);
+            for connection in
+                live.filter(|connection| !self.is_left_out(connection.cluster_id()) && is_wanted(connection))
+            {
+                let busy = connection.in_flight();
+                if best
+                    .as_ref()
+                    .is_none_or(|(other_rank, other_busy, _)| (rank, busy) < (*other_rank, *other_busy))
+                {
+                    best = Some((rank, busy, connection));
+                }
+            }
+        }
+        best.map(|(_, _, connection)| connection)
+    }
+
+    /// A new connection for one feed or load alone (I9), to a connected endpoint; `avoided` is used only if there is
+    /// no other.
+    ///
+    /// # Errors
+    /// The error of the endpoint that was tried last.
+    pub async fn dedicated(
+        &self,
+        windows: ReceiveWindow,
+        avoided: Option<&Url>,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        // A live check connection shows that its endpoint is there.
+        let first = self.connection(ConnectionClass::Check, deadline).await?;
+        let mut endpoints: Vec<_> = self.endpoints.iter().collect();
+        endpoints.sort_by_key(|endpoint| {
+            (
+                Some(&endpoint.url) == avoided,
+                endpoint.rank(),
+                endpoint.url != *first.url(),
+            )
+        });
+        let mut last = None;
+        for endpoint in endpoints {
+            let opening = Connection::open(
+                &self.context.connector,
+                &endpoint.url,
+                &endpoint.server,
+                windows,
+                &self.context.credentials,
+                deadline,
+            );
+            match opening.await {
+                Ok((connection, driver)) => {
+                    let driven = async move {
+                        let reason = driver.await;
+                        tracing::debug!(reason, "a connection to etcd ended");
+                    };
+                    self.context.tasks.spawn(driven);
+                    return Ok(connection);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or(ConnectError::TimedOut))
+    }
+
+    /// Prefers other endpoints to `url` for two seconds, because it responds but cannot serve (no leader, no quorum).
+    pub fn avoid(&self, url: &Url) {
+        if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
+            endpoint.avoid_for(AVOID_DURATION);
+        }
+    }
+
+    /// Whether a member of the cluster `id`, once that is known, is of another cluster than the one that most endpoints
+    /// lead to.
+    #[must_use]
+    pub fn is_left_out(&self, id: Option<u64>) -> bool {
+        self.context.clusters.is_left_out(id)
+    }
+
+    /// Resolves once `connection` is known to be left out ([`Upstream::is_left_out`]).
+    pub async fn until_left_out(&self, connection: &Connection) {
+        self.context.clusters.until_left_out(connection).await;
+    }
+
+    /// The endpoints with their clusters, if there are several.
+    #[must_use]
+    pub fn mixed_clusters(&self) -> Vec<ClusterOfEndpoint> {
+        self.context.clusters.mixed()
+    }
+
+    /// Whether `url` is unhealthy and another endpoint is connected and healthy.
+    #[must_use]
+    pub fn has_better_than(&self, url: &Url) -> bool {
+        let mut of_url = self.endpoints.iter().filter(|endpoint| endpoint.url == *url);
+        of_url.all(|endpoint| !endpoint.is_healthy()) && self.has_another_than(url)
+    }
+
+    /// Whether an endpoint other than `url` is connected and healthy.
+    #[must_use]
+    pub fn has_another_than(&self, url: &Url) -> bool {
+        let mut others = self.endpoints.iter().filter(|endpoint| endpoint.url != *url);
+        others.any(|endpoint| endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some())
+    }
+
+    /// Whether no member answers: none is connected, or those that are do not respond to health checks.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.endpoints.iter().all(|endpoint| endpoint.is_silent())
+    }
+
+    /// rangecache's own identity.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.context.credentials
+    }
+
+    /// The connector that opens all connections.
+    #[must_use]
+    pub fn connector(&self) -> &Arc<Connector> {
+        &self.context.connector
+    }
+
+    /// A new connection to `url` for HTTP/1, with TLS if the URL asks for it.
+    ///
+    /// # Errors
+    /// The error of the socket or of the handshake.
+    pub async fn open_http1(&self, url: &Url) -> io::Result<Stream> {
+        self.connector().connect(url, Protocol::Http1).await
+    }
+
+    /// The lowest version among the endpoints that have reported theirs; `None` before the first report.
+    #[must_use]
+    pub fn lowest_version(&self) -> Option<Version> {
+        self.context.lowest_version.get()
+    }
+
+    /// Whether an endpoint leads to a server with etcd's interface that is not etcd.
+    #[must_use]
+    pub fn is_emulation(&self) -> bool {
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.server.is_emulation())
+    }
+
+    /// Changes whenever [`Upstream::lowest_version`] does.
+    #[must_use]
+    pub fn version_changes(&self) -> watch::Receiver<()> {
+        self.context.lowest_version.changes()
+    }
+
+    /// State of every gate, in the order of [`gates::ALL`].
+    #[must_use]
+    pub fn gates(&self) -> Vec<(&'static VersionGate, GateState)> {
+        let assess = |gate: &'static VersionGate| {
+            let is_off = *gate == gates::RANGE_STREAM && !self.may_stream;
+            let servers = self.endpoints.iter().map(|endpoint| &endpoint.server);
+            let reports: Vec<_> = servers.map(|server| server.report(gate)).collect();
+            (gate, gate.assess(is_off, &reports))
+        };
+        gates::ALL.iter().copied().map(assess).collect()
+    }
+
+    /// State of every endpoint, in the order of `--endpoints`.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<EndpointView> {
+        let views = self.endpoints.iter().map(|endpoint| endpoint.view());
+        views
+            .map(|view| EndpointView {
+                no_range_stream: if self.may_stream {
+                    view.no_range_stream
+                } else {
+                    Some(NoRangeStream::Off)
+                },
+                ..view
+            })
+            .collect()
+    }
+
+    /// Sets the metrics of every endpoint.
+    pub fn export(&self, metrics: &Metrics) {
+        let (mixed, metrics) = (self.context.clusters.mixed(), metrics.group::<EndpointMetrics>());
+        for view in self.endpoints() {
+            let url = view.url.to_string();
+            let is_left_out = mixed.iter().any(|of| !of.is_used && of.url == url);
+            let gauges = metrics.of(&url);
+            gauges
+                .healthy
+                .set(i64::from(view.is_connected && view.is_healthy));
+            gauges.connections.set(gauge(view.connections));
+            gauges.calls.set(gauge(view.calls));
+            gauges.left_out.set(i64::from(is_left_out));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Calls in flight while etcd closes their connection gracefully (GOAWAY).
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::BodyExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::fake::{Answer, FakeEtcd};
+use super::{ConnectionClass, Credentials, Outgoing, Upstream};
+use rangecache_base::net::Url;
+
+const SOON: Duration = Duration::from_secs(20);
+
+type Server = h2::server::Connection<TcpStream, Bytes>;
+
+/// Starts a server that handles each connection by `serve`, which gets the connection's number.
+async fn server<F, Fut>(serve: F) -> Url
+where
+    F: Fn(usize, Server) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        for n in 0.. {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(connection) = h2::server::handshake(stream).await else {
+                continue;
+            };
+            tokio::spawn(serve(n, connection));
+        }
+    });
+    format!("http://127.0.0.1:{port}").parse().unwrap()
+}
+
+fn upstream(url: &Url) -> (Arc<Upstream>, tokio_util::sync::DropGuard) {
+    let stop = CancellationToken::new();
+    let upstream = Upstream::start(
+        std::slice::from_ref(url),
+        &rangecache_edge::tls::Connector::plaintext(),
+        true,
+        Credentials::new(None),
+        &TaskTracker::new(),
+        &stop,
+    );
+    (upstream, stop.drop_guard())
+}
+
+fn call(path: &str) -> Request<Outgoing> {
+    let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
+    Request::post(path).body(body).unwrap()
+}
+
+/// A connection that received GOAWAY finishes its calls; new calls use a new connection.
+#[tokio::test]
+async fn connection_is_drained_after_goaway() {
+    let (arrived, held) = oneshot::channel::<oneshot::Sender<()>>();
+    let arrived = Arc::new(Mutex::new(Some(arrived)));
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&calls);
+    let url = server(move |n, mut connection| {
+        let (arrived, calls) = (Arc::clone(&arrived), Arc::clone(&calls));
+        async move {
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                if request.uri().path() == "/quick" {
+                    calls.lock().unwrap().push(n);
+                    respond.send_response(Response::new(()), true).unwrap();
+                } else if request.uri().path() == "/slow" {
+                    calls.lock().unwrap().push(n);
+                    connection.graceful_shutdown();
+                    let (proceed, may_proceed) = oneshot::channel();
+                    let arrived = arrived.lock().unwrap().take().unwrap();
+                    arrived.send(proceed).unwrap();
+                    tokio::spawn(async move {
+                        may_proceed.await.unwrap();
+                        respond.send_response(Response::new(()), true).unwrap();
+                    });
+                }
+            }
+        }
+    })
+    .await;
+    let (upstream, _stop) = upstream(&url);
+    let connection = upstream
+        .connection(ConnectionClass::Check, Instant::now() + SOON)
+        .await
+        .unwrap();
+    let slow = {
+        let connection = Arc::clone(&connection);
+        tokio::spawn(async move { connection.send(call("/slow")).await })
+    };
+    let proceed = held.await.unwrap();
+    tokio::time::timeout(SOON, async {
+        while connection.is_live() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("the connection takes no new calls");
+    let other = upstream
+        .connection(ConnectionClass::Check, Instant::now() + SOON)
+        .await
+        .unwrap();
+    assert!(other.send(call("/quick")).await.is_ok());
+    proceed.send(()).unwrap();
+    let (response, _) = slow.await.unwrap().expect("the call in flight gets its response");
+    response.into_body().collect().await.unwrap();
+    let seen = seen.lock().unwrap();
+    assert!(
+        seen[0] != seen[1],
+        "the second call used another connection: {seen:?}"
+    );
+}
+
+/// A member that hangs must not hold up what asks for its status: the health of endpoints, feeds and probes.
+#[tokio::test]
+async fn status_call_without_a_response_ends_with_deadline_exceeded() {
+    let etcd = FakeEtcd::start(|_, _| std::future::pending::<Answer>()).await;
+    let (upstream, _stop) = upstream(&etcd.url);
+    let connection = upstream.connection(ConnectionClass::Check, Instant::now() + SOON);
+    let connection = connection.await.unwrap();
+    // Time now passes as soon as nothing else happens.
+    tokio::time::pause();
+    let began = Instant::now();
+    let status = connection.member_status().await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status:?}");
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
