@@ -22,6 +22,7 @@ Examples:
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
   cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
+  cargo bench --bench suite -- instructions --baseline ./old what does a change cost, whatever else runs here?
 
 etcd is target/tools/etcd-3.7, built by `make tools`. The environment variable ETCD_3_7 names
 another etcd, and RANGECACHE another rangecache.";
@@ -101,6 +102,8 @@ pub(crate) enum Mode {
     FleetLoad(FleetLoad),
     /// Measure what tracing costs a read from memory
     Tracing,
+    /// Count instructions of GETs, PUTs and LISTs (valgrind), and system calls of LISTs (strace): also beside other load
+    Instructions,
     /// Run the replay server; the suite starts it itself, in a process of its own
     #[command(hide = true)]
     ReplayServer {

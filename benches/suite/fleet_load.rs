@@ -70,7 +70,8 @@ pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
     };
     let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
     let binaries = &Binaries {
-        is_rangecache_nice: true,
+        // At the lowest priority, because all share the machine with etcd.
+        rangecache_under: ["nice", "-n", "19"].map(str::to_owned).to_vec(),
         ..suite.binaries.clone()
     };
     let options = suite.options;

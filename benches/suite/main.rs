@@ -11,6 +11,7 @@ mod dataset;
 mod fleet;
 mod fleet_load;
 mod http1;
+mod instructions;
 mod json;
 mod load;
 mod measure;
@@ -125,6 +126,10 @@ async fn suite(args: Args) -> Result<()> {
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return watch_soak::run(minutes, watchers).await;
+        }
+        Some(Mode::Instructions) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return instructions::run(&suite).await;
         }
         Some(Mode::Tracing) => {
             println!("{}\n{}", heading.machine, heading.versions);

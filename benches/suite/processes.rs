@@ -37,8 +37,8 @@ pub(crate) struct Binaries {
     pub(crate) suite: PathBuf,
     /// Flags of every rangecache.
     pub(crate) rangecache_flags: Vec<String>,
-    /// Whether rangecaches run at the lowest CPU priority.
-    pub(crate) is_rangecache_nice: bool,
+    /// Program that runs rangecache, and its arguments; empty without one. It executes rangecache in its own process.
+    pub(crate) rangecache_under: Vec<String>,
 }
 
 impl Binaries {
@@ -64,7 +64,7 @@ impl Binaries {
             baseline,
             suite: std::env::current_exe()?,
             rangecache_flags: rangecache_flags.split_whitespace().map(String::from).collect(),
-            is_rangecache_nice: false,
+            rangecache_under: Vec::new(),
         })
     }
 }
@@ -99,6 +99,18 @@ impl Process {
         // Errors mean that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+
+    /// Asks the process to end, and waits for its end.
+    pub(crate) async fn terminate(&mut self, deadline: Duration) -> Result<()> {
+        let pid = self.pid().to_string();
+        Command::new("kill").args(["-TERM", &pid]).status()?;
+        let until = Instant::now() + deadline;
+        while self.child.try_wait()?.is_none() {
+            anyhow::ensure!(Instant::now() < until, "{} does not end", self.name);
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
     }
 
     /// Returns an error with the end of the log if the process has ended.
@@ -376,10 +388,9 @@ pub(crate) async fn start_rangecache(
     let urls: Vec<_> = etcd.iter().copied().map(Endpoint::url).collect();
     let first = etcd.first().context("rangecache needs an endpoint")?;
     let mut command = Command::new(&binaries.rangecache);
-    if binaries.is_rangecache_nice {
-        // It executes rangecache in its own process.
-        command = Command::new("nice");
-        command.args(["-n", "19"]).arg(&binaries.rangecache);
+    if let [program, arguments @ ..] = &binaries.rangecache_under[..] {
+        command = Command::new(program);
+        command.args(arguments).arg(&binaries.rangecache);
     }
     command
         .args(["--endpoints", &urls.join(",")])

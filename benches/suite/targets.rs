@@ -234,7 +234,7 @@ impl Setup {
     }
 
     /// etcd's address for proxies.
-    fn endpoint(&self) -> Endpoint {
+    pub(crate) fn endpoint(&self) -> Endpoint {
         Endpoint {
             address: self.etcd.tls_address.unwrap_or(self.etcd.address),
             tls: self.options.tls,
