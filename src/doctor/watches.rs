@@ -1,12 +1,7 @@
 //! Watches: how many clients have on each member, and how often etcd has sent each change, as far as its metrics can
 //! be read.
 
-use bytes::Bytes;
 use futures_util::future::join_all;
-use http::{Request, header};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
 use super::client::CALL_TIMEOUT;
@@ -16,6 +11,7 @@ use crate::config::Config;
 use crate::diagnosis::format::counted;
 use crate::diagnosis::{Finding, Severity};
 use etcd_store::keyspace::scope::scopes;
+use rangecache_base::http_get::http_get;
 use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, Protocol};
 
@@ -76,21 +72,10 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
 /// Reads the metrics of a member; `None` if they are not there.
 async fn read(connector: &Connector, url: &Url) -> Option<WatchFacts> {
     let stream = connector.connect(url, Protocol::Http1).await.ok()?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
-    let request = Request::get("/metrics")
-        .header(header::HOST, url.authority())
-        .body(Empty::<Bytes>::new())
+    let (_, text) = http_get(stream, &url.authority(), "/metrics", MAX_METRICS_BYTES)
+        .await
         .ok()?;
-    let reading = async {
-        let response = sender.send_request(request).await.ok()?;
-        let body = Limited::new(response.into_body(), MAX_METRICS_BYTES);
-        Some(body.collect().await.ok()?.to_bytes())
-    };
-    let text = tokio::select! {
-        text = reading => text?,
-        _ = connection => return None,
-    };
-    parse(&String::from_utf8_lossy(&text))
+    parse(&text)
 }
 
 fn parse(metrics: &str) -> Option<WatchFacts> {

@@ -4,12 +4,12 @@ use std::io;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
+use rangecache_base::http_get::http_get;
 use rangecache_base::net::{Url, connect};
 
 /// Bound on a response: a status has a few hundred kilobytes.
-const MAX_RESPONSE_BYTES: u64 = 16 << 20;
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 /// A rangecache that responds.
 #[derive(Debug)]
@@ -41,20 +41,10 @@ pub(super) async fn reason(url: &Url) -> io::Result<String> {
     Ok(get(url, "/readyz").await?.trim().to_owned())
 }
 
-/// `GET`: the body, whatever the status. HTTP/1.0, so that the body is not chunked and ends with the connection.
+/// The body, whatever the status.
 async fn get(url: &Url, path: &str) -> io::Result<String> {
-    let mut stream = connect(url).await?;
-    let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut response = String::new();
-    stream
-        .take(MAX_RESPONSE_BYTES)
-        .read_to_string(&mut response)
-        .await?;
-    let (_, body) = response
-        .split_once("\r\n\r\n")
-        .ok_or_else(|| invalid("the response is not HTTP"))?;
-    Ok(body.to_owned())
+    let response = http_get(connect(url).await?, "localhost", path, MAX_RESPONSE_BYTES).await?;
+    Ok(response.1)
 }
 
 fn invalid(text: &str) -> io::Error {

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use rangecache_base::http_get::http_get;
+use rangecache_base::net::{Url, connect};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A page of metrics has a few hundred kilobytes.
-const MAX_RESPONSE_BYTES: u64 = 64 << 20;
+const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// URLs of the metrics.
 pub(crate) struct Scrapes {
@@ -103,32 +103,15 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|pair| pair.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
 }
 
-/// `GET` over HTTP/1: status and body. HTTP/1.0, so that the server sends the body without chunks and closes.
+/// `GET` over HTTP/1: status and body.
 pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
-    let url = format!("{}{path}", url.trim_end_matches('/'));
-    let exchange = tokio::time::timeout(TIMEOUT, exchange(&url)).await;
-    let outcome = exchange.unwrap_or_else(|_| Err(anyhow!("no response within {} s", TIMEOUT.as_secs())));
-    outcome.with_context(|| format!("{url} cannot be read"))
-}
-
-async fn exchange(url: &str) -> Result<(u16, String)> {
-    let rest = url.strip_prefix("http://").context("the URL is not http://")?;
-    let (authority, path) = rest.split_once('/').context("the URL has no path")?;
-    let mut connection = TcpStream::connect(authority).await?;
-    let request = format!("GET /{path} HTTP/1.0\r\nHost: {authority}\r\n\r\n");
-    connection.write_all(request.as_bytes()).await?;
-    let mut response = Vec::new();
-    connection
-        .take(MAX_RESPONSE_BYTES)
-        .read_to_end(&mut response)
-        .await?;
-    let response = String::from_utf8(response)?;
-    let (head, body) = response
-        .split_once("\r\n\r\n")
-        .context("the response is not HTTP")?;
-    let status = head
-        .split_whitespace()
-        .nth(1)
-        .context("the response has no status")?;
-    Ok((status.parse()?, body.to_owned()))
+    let reading = async {
+        let url: Url = url.trim_end_matches('/').parse()?;
+        let (status, body) =
+            http_get(connect(&url).await?, &url.authority(), path, MAX_RESPONSE_BYTES).await?;
+        Ok((status.as_u16(), body))
+    };
+    let read = tokio::time::timeout(TIMEOUT, reading).await;
+    let read = read.unwrap_or_else(|_| Err(anyhow!("no response within {} s", TIMEOUT.as_secs())));
+    read.with_context(|| format!("{url}{path} cannot be read"))
 }
