@@ -197,8 +197,11 @@ impl EtcdSource {
                     down.release(*id);
                     return;
                 }
+                // Nor does it know that the id is taken. It refuses an empty range whatever the id is.
                 WatchRequest::Create(create)
-                    if create.watch_id != 0 && down.is_cancelled(create.watch_id) =>
+                    if create.watch_id != 0
+                        && down.is_cancelled(create.watch_id)
+                        && !create.is_empty_range() =>
                 {
                     return down.refuse(Refusal::DuplicateId);
                 }
