@@ -204,7 +204,7 @@ impl Counting {
                     String::new(),
                     strace.stderr.take().context("no output of strace")?,
                 );
-                // It says so once it is attached.
+                // It reports that it is attached.
                 std::io::BufRead::read_line(&mut std::io::BufReader::new(stderr), &mut line)?;
                 ensure!(line.contains("attached"), "strace cannot count: {line}");
                 Ok(Counting::Strace(strace))

@@ -17,7 +17,7 @@ const SAMPLE_POSITIONS: &[u8] = b"4amt";
 /// Number of groups, the largest first, that are sampled; the others get the mean.
 const MAX_SAMPLED: usize = 24;
 /// Bytes that the tree needs for an entry in addition to the entry itself.
-const NODE_BYTES: u64 = 22;
+const NODE_BYTES: u64 = 30;
 /// Target size of a page when every key is read.
 const PAGE_BYTES: u64 = 4 << 20;
 /// Rate at which every key is read: 32 MiB/s.
@@ -28,7 +28,7 @@ impl SizeSample {
         let encoded = entry.encoded_len() as u64;
         self.keys += 1;
         self.encoded_bytes += encoded;
-        self.memory_bytes += entry.memory_bytes() + NODE_BYTES;
+        self.memory_bytes += entry.loaded_bytes() + NODE_BYTES;
         self.largest_bytes = self.largest_bytes.max(encoded);
     }
 }

@@ -182,6 +182,10 @@ impl Answer {
         let entries = self.selection.len() - self.produced;
         let bytes = self.kvs_bytes - self.produced_bytes;
         let short = 64; // header and tail
+        if self.selection.is_in_blocks(self.produced) {
+            // The piece may begin and end within a block.
+            return short + 2 * COPY_BELOW_BYTES;
+        }
         if self.selection.values == Values::Kept && bytes >= entries.saturating_mul(COPY_BELOW_BYTES as u64) {
             return short;
         }

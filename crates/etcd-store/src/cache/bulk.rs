@@ -13,9 +13,9 @@ use super::{
 #[derive(Default)]
 pub(super) struct Loader {
     /// Full leaves, each with the separator from its predecessor (empty for the first).
-    leaves: Vec<(Box<[u8]>, Vec<Entry>)>,
+    leaves: Vec<(Box<[u8]>, Leaf)>,
     filling: Vec<Entry>,
-    entry_bytes: u64,
+    ledger: Ledger,
 }
 
 impl Loader {
@@ -30,30 +30,29 @@ impl Loader {
         if self.filling.is_empty() {
             self.filling.reserve_exact(LEAF_MAX);
         }
-        self.entry_bytes += entry.memory_bytes();
+        self.ledger.entry_bytes += entry.memory_bytes();
         self.filling.push(entry);
         None
     }
 
-    pub(super) fn entry_bytes(&self) -> u64 {
-        self.entry_bytes
-    }
-
-    /// Builds the nodes; `None` if there was no entry.
-    pub(super) fn finish(mut self, ledger: &mut Ledger) -> Option<Slot> {
+    /// Builds the nodes; `None` if there was no entry. Returns the memory of all, too.
+    pub(super) fn finish(mut self) -> (Option<Slot>, Ledger) {
         if self.filling.len() < LEAF_MIN
             && let Some((separator, mut before)) = self.leaves.pop()
         {
             // The last leaf would be too small: the last two share their entries evenly.
-            before.append(&mut self.filling);
-            self.filling = before.split_off(before.len() / 2);
+            let filling = Leaf::new(std::mem::take(&mut self.filling));
+            let right = before.append(filling, &mut self.ledger);
             self.leaves.push((separator, before));
+            self.leaves
+                .extend(right.map(|right| (right.separator, right.leaf)));
         }
         self.close_leaf();
+        let mut ledger = self.ledger;
         let mut level = Vec::with_capacity(self.leaves.len());
-        for (separator, entries) in self.leaves {
-            let summary = Summary::of_all(&entries);
-            let node = Node::leaf(Leaf::new(entries), ledger.epoch);
+        for (separator, leaf) in self.leaves {
+            let summary = Summary::of_all(&leaf);
+            let node = Node::leaf(leaf, ledger.epoch);
             ledger.node_bytes += node.memory_bytes();
             level.push((
                 separator,
@@ -64,9 +63,9 @@ impl Loader {
             ));
         }
         while level.len() > 1 {
-            level = parents_of(level, ledger);
+            level = parents_of(level, &mut ledger);
         }
-        level.pop().map(|(_, root)| root)
+        (level.pop().map(|(_, root)| root), ledger)
     }
 
     fn last(&self) -> Option<&Entry> {
@@ -81,7 +80,9 @@ impl Loader {
             Some(last) => separator_between(last.key(), first.key()).into(),
             None => Box::default(),
         };
-        self.leaves.push((separator, std::mem::take(&mut self.filling)));
+        let mut leaf = Leaf::new(std::mem::take(&mut self.filling));
+        leaf.pack(&mut self.ledger);
+        self.leaves.push((separator, leaf));
     }
 }
 

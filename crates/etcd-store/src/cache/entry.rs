@@ -1,7 +1,8 @@
 //! Key-value pair, stored once, in the encoding in which it is sent.
 
-use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, fmt, ops::Range, sync::Arc};
 
+use super::block::{self, Block, ENTRY_MAX_BYTES};
 use super::memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within};
 use etcd_wire::protobuf::{
     LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint, varint_len,
@@ -23,13 +24,14 @@ const SPLIT_FROM_BYTES: usize = 4 << 10;
 #[derive(Clone)]
 pub struct Entry(Stored);
 
-/// The bytes of an entry, in one or two allocations. jemalloc rounds 10,300 bytes up to 12,288, a fifth too much. An
+/// The bytes of an entry: a part of a block, or in one or two allocations. jemalloc rounds 10,300 bytes up to 12,288, a fifth too much. An
 /// entry that would waste more than a sixteenth is cut, within its value, into a head that fills a size class exactly,
 /// and a tail.
 #[derive(Clone)]
 enum Stored {
     Whole(Arc<[u8]>),
     Split(Arc<Halves>),
+    InBlock { block: Arc<Block>, start: u32, end: u32 },
 }
 
 struct Halves {
@@ -111,6 +113,41 @@ impl Entry {
         Ok(Entry(Stored::Whole(bytes)))
     }
 
+    /// The entry at `start..end` of a block, which is below 4 GiB.
+    pub(super) fn in_block(block: &Arc<Block>, start: usize, end: usize) -> Entry {
+        let offset = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        Entry(Stored::InBlock {
+            block: Arc::clone(block),
+            start: offset(start),
+            end: offset(end),
+        })
+    }
+
+    /// The block that the entry is a part of, and its place there.
+    pub(super) fn block(&self) -> Option<(&Arc<Block>, Range<usize>)> {
+        match &self.0 {
+            Stored::InBlock { block, start, end } => Some((block, *start as usize..*end as usize)),
+            _ => None,
+        }
+    }
+
+    /// Whether a new block may hold the entry in the place of where it is now: nothing else has that memory, or a block has.
+    pub(super) fn is_movable(&self) -> bool {
+        match &self.0 {
+            Stored::Whole(bytes) => bytes.len() < ENTRY_MAX_BYTES && Arc::strong_count(bytes) == 1,
+            Stored::Split(_) => false,
+            Stored::InBlock { .. } => true,
+        }
+    }
+
+    /// The entry outside of blocks: what outlives its leaf must not keep a block.
+    pub(super) fn detached(&self) -> Entry {
+        match &self.0 {
+            Stored::InBlock { .. } => Entry(Stored::Whole(Arc::from(self.head()))),
+            _ => self.clone(),
+        }
+    }
+
     /// Tag, length and message, as a RangeResponse carries them.
     pub fn encoded(&self) -> Pieces<'_> {
         match &self.0 {
@@ -122,12 +159,19 @@ impl Entry {
                 head: &halves.head,
                 tail: &halves.tail,
             },
+            Stored::InBlock { .. } => Pieces {
+                head: self.head(),
+                tail: &[],
+            },
         }
     }
 
     /// Length of [`Entry::encoded`] in bytes.
     pub fn encoded_len(&self) -> usize {
-        self.encoded().len()
+        match &self.0 {
+            Stored::InBlock { start, end, .. } => (end - start) as usize,
+            _ => self.encoded().len(),
+        }
     }
 
     /// The key; never empty.
@@ -199,13 +243,22 @@ impl Entry {
         )
     }
 
-    /// Memory of this entry in bytes, the allocator's rounding included.
+    /// Memory of this entry in bytes, the allocator's rounding included; of a block, the entry's own bytes.
     pub fn memory_bytes(&self) -> u64 {
         let bytes = match &self.0 {
             Stored::Whole(bytes) => class_bytes(ARC_HEADER_BYTES + bytes.len()),
             Stored::Split(halves) => split_bytes(halves.head.len(), halves.tail.len()),
+            Stored::InBlock { .. } => self.encoded_len(),
         };
         bytes as u64
+    }
+
+    /// Memory that the entry takes in a tree which was loaded with others of its size, the tree's nodes not included, in bytes.
+    pub fn loaded_bytes(&self) -> u64 {
+        match self.encoded_len() {
+            length if length < ENTRY_MAX_BYTES => block::share_bytes(length),
+            _ => self.memory_bytes(),
+        }
     }
 
     /// Whether this is the only reference to the stored bytes.
@@ -214,6 +267,7 @@ impl Entry {
         match &self.0 {
             Stored::Whole(bytes) => Arc::strong_count(bytes) == 1,
             Stored::Split(halves) => Arc::strong_count(halves) == 1,
+            Stored::InBlock { .. } => false,
         }
     }
 
@@ -221,6 +275,7 @@ impl Entry {
         match &self.0 {
             Stored::Whole(bytes) => bytes,
             Stored::Split(halves) => &halves.head,
+            Stored::InBlock { block, start, end } => &block.bytes[*start as usize..*end as usize],
         }
     }
 
@@ -369,10 +424,13 @@ impl fmt::Debug for Pieces<'_> {
 
 /// Prefetches entries into the CPU's cache: reads a byte of each, or, of entries shorter than `whole_below_bytes`, a
 /// byte of each cache line. The reads are independent, so that the cache misses overlap; in the work that follows they
-/// would not.
+/// would not. Blocks are sent without being read.
 pub(super) fn touch(entries: &[Entry], whole_below_bytes: usize) {
     let mut touched = 0;
     for entry in entries {
+        if entry.block().is_some() {
+            continue;
+        }
         let head = entry.head();
         let upto = if head.len() < whole_below_bytes {
             head.len()
@@ -391,7 +449,7 @@ fn field_len(body: usize) -> usize {
 }
 
 /// Checks the encoding of a KeyValue; returns the range of its value, empty without one.
-fn check(message: &[u8]) -> Result<std::ops::Range<usize>, MalformedKeyValue> {
+fn check(message: &[u8]) -> Result<Range<usize>, MalformedKeyValue> {
     let mut at = 0;
     read(message, &mut at).ok_or(MalformedKeyValue {
         at,
@@ -399,7 +457,7 @@ fn check(message: &[u8]) -> Result<std::ops::Range<usize>, MalformedKeyValue> {
     })
 }
 
-fn read(message: &[u8], at: &mut usize) -> Option<std::ops::Range<usize>> {
+fn read(message: &[u8], at: &mut usize) -> Option<Range<usize>> {
     let mut value = message.len()..message.len();
     let mut last_field = 0;
     while *at < message.len() {

@@ -123,7 +123,7 @@ pub struct Rebuild {
 pub struct Rebuilt {
     /// Keys at the revision.
     pub tree: Tree,
-    /// Memory of the nodes that the state does not share with its checkpoint, in bytes.
+    /// Memory of the nodes and blocks that the state does not share with its checkpoint, in bytes.
     pub bytes: u64,
 }
 
@@ -138,11 +138,12 @@ impl Rebuild {
         let mut tree = self.checkpoint.clone();
         // A checkpoint of its own, so that the nodes copied from here on are counted as the cost of this state.
         drop(tree.checkpoint());
-        let copied_before = tree.node_bytes_copied();
+        let own_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_packed();
+        let before = own_bytes(&tree);
         for change in self.batches.iter().flat_map(|batch| batch.up_to(self.revision)) {
             change.apply_to(&mut tree);
         }
-        let bytes = tree.node_bytes_copied() - copied_before;
+        let bytes = own_bytes(&tree) - before;
         Rebuilt { tree, bytes }
     }
 }
@@ -230,13 +231,15 @@ impl Store {
             fenced: all - changes.len(),
         };
         let last = changes.last().map_or(revision, Change::revision).max(revision);
-        let copied_before = self.tree.node_bytes_copied();
+        let held_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_left();
+        let held_before = held_bytes(&self.tree);
         let mut bytes = 0;
         for change in &mut changes {
-            change.replaced = change.apply_to(&mut self.tree);
+            // History must not keep the whole block for one of its entries.
+            change.replaced = change.apply_to(&mut self.tree).map(|old| old.detached());
             bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);
         }
-        bytes += self.tree.node_bytes_copied() - copied_before;
+        bytes += held_bytes(&self.tree) - held_before;
         bytes += self.log.push(changes);
         self.open.events += outcome.applied;
         self.open.bytes += bytes;

@@ -5,7 +5,7 @@
 
 use std::ops::Deref;
 
-use super::{entry::Entry, memory::class_bytes, separator::separator_between};
+use super::{block, entry::Entry, memory::class_bytes, node::Ledger, separator::separator_between};
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
 /// bit set.
@@ -14,12 +14,19 @@ pub(super) const LEAF_MAX: usize = 32;
 /// alternating puts and deletes do not split and merge a leaf each time.
 pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
 
+/// A leaf is packed again once more than its blocks' used bytes divided by this are unused.
+const WASTE_DIVISOR: u64 = 3;
+/// Unused bytes that are not worth it.
+const MIN_WASTE_BYTES: u64 = 1 << 10;
+
 /// Up to [`LEAF_MAX`] entries in key order.
 #[derive(Clone)]
 pub(super) struct Leaf {
     entries: Vec<Entry>,
     /// `marks[i]` belongs to `entries[i]`; marks after the last entry have no meaning.
     marks: [u8; LEAF_MAX],
+    /// Memory of the leaf's blocks that is not of its entries: rounding, and bytes of entries that were replaced or removed.
+    block_waste_bytes: u64,
 }
 
 /// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
@@ -39,7 +46,37 @@ impl Leaf {
         for (mark, entry) in marks.iter_mut().zip(&entries) {
             *mark = mark_of(entry.key());
         }
-        Leaf { entries, marks }
+        Leaf {
+            entries,
+            marks,
+            block_waste_bytes: 0,
+        }
+    }
+
+    /// Packs the entries that can be moved into blocks of this leaf's own.
+    pub(super) fn pack(&mut self, ledger: &mut Ledger) {
+        for entry in &self.entries {
+            ledger.leave_block(entry);
+            ledger.entry_bytes -= entry.memory_bytes();
+        }
+        self.block_waste_bytes = block::pack(&mut self.entries, ledger);
+        ledger.entry_bytes += self.entries.iter().map(Entry::memory_bytes).sum::<u64>();
+    }
+
+    /// Records that `entry` is no longer one of the leaf's, and packs the leaf again if too much of its blocks is unused.
+    fn release(&mut self, entry: &Entry, ledger: &mut Ledger) {
+        if entry.block().is_none() {
+            return;
+        }
+        ledger.leave_block(entry);
+        self.block_waste_bytes += entry.memory_bytes();
+        let in_blocks = self.entries.iter().filter(|entry| entry.block().is_some());
+        let used_bytes: u64 = in_blocks.map(Entry::memory_bytes).sum();
+        if used_bytes == 0 {
+            self.block_waste_bytes = 0;
+        } else if self.block_waste_bytes > (used_bytes / WASTE_DIVISOR).max(MIN_WASTE_BYTES) {
+            self.pack(ledger);
+        }
     }
 
     /// Index of a key, by its mark; `None` if it is absent.
@@ -68,13 +105,15 @@ impl Leaf {
     }
 
     /// Replaces the entry at `index` by another one of the same key; returns the old one.
-    pub(super) fn replace(&mut self, index: usize, entry: Entry) -> Entry {
+    pub(super) fn replace(&mut self, index: usize, entry: Entry, ledger: &mut Ledger) -> Entry {
         debug_assert_eq!(self.entries[index].key(), entry.key());
-        std::mem::replace(&mut self.entries[index], entry)
+        let old = std::mem::replace(&mut self.entries[index], entry);
+        self.release(&old, ledger);
+        old
     }
 
     /// Inserts a new entry at the index from [`Leaf::position`]. Returns the right half if the leaf had to be divided.
-    pub(super) fn insert(&mut self, index: usize, entry: Entry) -> Option<RightHalf> {
+    pub(super) fn insert(&mut self, index: usize, entry: Entry, ledger: &mut Ledger) -> Option<RightHalf> {
         if self.entries.len() < LEAF_MAX {
             self.insert_within(index, entry);
             return None;
@@ -88,6 +127,8 @@ impl Leaf {
         } else {
             right.leaf.insert_within(index - self.entries.len(), entry);
         }
+        self.pack(ledger);
+        right.leaf.pack(ledger);
         Some(right)
     }
 
@@ -100,28 +141,39 @@ impl Leaf {
     }
 
     /// Removes and returns the entry at `index`.
-    pub(super) fn remove(&mut self, index: usize) -> Entry {
+    pub(super) fn remove(&mut self, index: usize, ledger: &mut Ledger) -> Entry {
         self.marks.copy_within(index + 1.., index);
-        self.entries.remove(index)
+        let removed = self.entries.remove(index);
+        self.release(&removed, ledger);
+        removed
     }
 
     /// Appends the entries of the leaf to the right. Returns the right half of an even split if they do not fit.
-    pub(super) fn append(&mut self, right: Leaf) -> Option<RightHalf> {
+    pub(super) fn append(&mut self, right: Leaf, ledger: &mut Ledger) -> Option<RightHalf> {
         let mut entries = std::mem::take(&mut self.entries);
         entries.reserve_exact(right.entries.len());
         entries.extend(right.entries);
         if entries.len() <= LEAF_MAX {
             *self = Leaf::new(entries);
+            self.pack(ledger);
             return None;
         }
-        let right = split_entries(&mut entries);
+        let mut right = split_entries(&mut entries);
         *self = Leaf::new(entries);
+        self.pack(ledger);
+        right.leaf.pack(ledger);
         Some(right)
     }
 
-    /// Memory of the list of entries in addition to the leaf itself, in bytes.
-    pub(super) fn list_bytes(&self) -> usize {
-        class_bytes(self.entries.capacity() * size_of::<Entry>())
+    /// Memory of the list of entries in addition to the leaf itself, and of its blocks in addition to its entries, in bytes.
+    pub(super) fn list_bytes(&self) -> u64 {
+        class_bytes(self.entries.capacity() * size_of::<Entry>()) as u64 + self.block_waste_bytes
+    }
+
+    /// Memory of the leaf's blocks that is not of its entries.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub(super) fn block_waste_bytes(&self) -> u64 {
+        self.block_waste_bytes
     }
 
     /// Whether every mark is that of its entry, which [`Leaf::find`] depends on.
@@ -202,12 +254,54 @@ mod tests {
         let mut leaf = Leaf::new(Vec::new());
         for index in 0..LEAF_MAX {
             let entry = KeyValue::new(format!("{index:02}"), 1, "").entry();
-            assert!(leaf.insert(index, entry).is_none());
+            assert!(leaf.insert(index, entry, &mut Ledger::default()).is_none());
             assert_eq!(
                 leaf.list_bytes(),
-                class_bytes((index + 1) * size_of::<Entry>()),
+                class_bytes((index + 1) * size_of::<Entry>()) as u64,
                 "after {index}"
             );
         }
+    }
+
+    #[test]
+    fn leaf_is_packed_again_when_a_quarter_of_its_block_is_unused() {
+        let key_value =
+            |index: usize, revision| KeyValue::new(format!("{index:02}"), revision, vec![b'v'; 200]).entry();
+        let mut ledger = Ledger {
+            entry_bytes: 1 << 20,
+            ..Ledger::default()
+        };
+        let mut leaf = Leaf::new((0..LEAF_MAX).map(|index| key_value(index, 1)).collect());
+        leaf.pack(&mut ledger);
+        let block = |leaf: &Leaf, index: usize| {
+            leaf[index]
+                .block()
+                .map(|(block, _)| std::sync::Arc::as_ptr(block))
+        };
+        let first = block(&leaf, LEAF_MAX - 1);
+        let fresh = leaf.block_waste_bytes();
+        let mut unused = 0;
+        for index in 0.. {
+            let old = leaf.replace(index, key_value(index, 2), &mut ledger);
+            unused += old.memory_bytes();
+            if block(&leaf, LEAF_MAX - 1) != first {
+                break;
+            }
+            assert_eq!(leaf.block_waste_bytes(), fresh + unused);
+            assert!(
+                leaf.block_waste_bytes() <= (LEAF_MAX - index) as u64 * old.memory_bytes() / WASTE_DIVISOR
+            );
+        }
+        assert!(
+            block(&leaf, 0).is_some() && leaf.block_waste_bytes() < 1 << 10,
+            "all are in one block again"
+        );
+        for index in 0..LEAF_MAX {
+            leaf.replace(index, Entry::clone(&key_value(index, 3)), &mut ledger);
+        }
+        let kept: Vec<_> = (0..LEAF_MAX)
+            .filter(|index| block(&leaf, *index).is_some())
+            .collect();
+        assert!(kept.len() > LEAF_MAX / 2, "{kept:?}");
     }
 }

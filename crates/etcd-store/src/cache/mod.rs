@@ -7,6 +7,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
+//! | `block` | small entries of a leaf in one allocation |
 //! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
 //! | `event_log` | the events of the window, found by revision |
 //! | `missed` | keys of events that the log has dropped before its follower took them |
@@ -31,6 +32,7 @@
 )]
 
 mod answer;
+mod block;
 mod bulk;
 mod chunks;
 mod entry;

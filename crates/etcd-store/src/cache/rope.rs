@@ -3,10 +3,11 @@
 //! One HTTP/2 frame per small entry would be the slowest way to send them, a copy of large entries the second slowest.
 //! A rope copies entries below [`COPY_BELOW_BYTES`] into one slab and holds references to the others.
 
-use std::{io::IoSlice, ops::Range};
+use std::{io::IoSlice, ops::Range, sync::Arc};
 
 use bytes::{Buf, Bytes};
 
+use super::block::Block;
 use super::entry::Entry;
 
 /// Size in bytes below which entries are copied. Chosen by measurement (`benches/micro.rs`).
@@ -31,6 +32,8 @@ enum RopeSegment {
     /// An entry without its first byte, the tag.
     Untagged(Entry),
     Shared(Bytes),
+    /// Entries that follow one another in a block.
+    Block(Arc<Block>, Range<usize>),
 }
 
 impl Rope {
@@ -44,6 +47,11 @@ impl Rope {
 
     /// Appends the bytes that `write` appends to the slab.
     pub fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.copy_short_block();
+        self.append(write);
+    }
+
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.slab.len();
         write(&mut self.slab);
         let end = self.slab.len();
@@ -55,8 +63,34 @@ impl Rope {
         }
     }
 
+    /// Appends entries of a block by reference, in one segment with those before them.
+    fn push_of_block(&mut self, block: &Arc<Block>, at: Range<usize>) {
+        self.remaining += at.len();
+        if let Some(RopeSegment::Block(last, range)) = self.segments.last_mut()
+            && Arc::ptr_eq(last, block)
+            && range.end == at.start
+        {
+            range.end = at.end;
+            return;
+        }
+        self.copy_short_block();
+        self.segments.push(RopeSegment::Block(Arc::clone(block), at));
+    }
+
+    /// Copies the last segment, if it is of a block and too short to be worth a reference.
+    fn copy_short_block(&mut self) {
+        let short = |segment: &mut RopeSegment| matches!(segment, RopeSegment::Block(_, range) if range.len() < COPY_BELOW_BYTES);
+        if let Some(RopeSegment::Block(block, range)) = self.segments.pop_if(short) {
+            self.remaining -= range.len();
+            self.append(|slab| slab.extend_from_slice(&block.bytes[range]));
+        }
+    }
+
     /// Appends an encoded entry, by copy or by reference.
     pub(super) fn push(&mut self, entry: &Entry) {
+        if let Some((block, at)) = entry.block() {
+            return self.push_of_block(block, at);
+        }
         let encoded = entry.encoded();
         if encoded.len() < COPY_BELOW_BYTES {
             self.write(|slab| {
@@ -66,6 +100,7 @@ impl Rope {
                     .for_each(|piece| slab.extend_from_slice(piece))
             });
         } else {
+            self.copy_short_block();
             self.remaining += encoded.len();
             self.segments.push(RopeSegment::Entry(entry.clone()));
         }
@@ -91,6 +126,7 @@ impl Rope {
     /// Appends bytes by reference.
     pub fn push_shared(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
+            self.copy_short_block();
             self.remaining += bytes.len();
             self.segments.push(RopeSegment::Shared(bytes));
         }
@@ -116,6 +152,7 @@ impl Rope {
             None => return [&[]; 2],
             Some(RopeSegment::Slab(range)) => [&self.slab[range.clone()], &[]],
             Some(RopeSegment::Shared(bytes)) => [bytes, &[]],
+            Some(RopeSegment::Block(block, range)) => [&block.bytes[range.clone()], &[]],
             Some(RopeSegment::Entry(entry)) => entry.encoded().as_slices(),
             Some(RopeSegment::Untagged(entry)) => {
                 let [head, tail] = entry.encoded().as_slices();
@@ -167,7 +204,7 @@ impl Buf for Rope {
         self.read += count;
         while let Some(segment) = self.segments.get(self.first) {
             let length = match segment {
-                RopeSegment::Slab(range) => range.len(),
+                RopeSegment::Slab(range) | RopeSegment::Block(_, range) => range.len(),
                 RopeSegment::Shared(bytes) => bytes.len(),
                 RopeSegment::Entry(entry) => entry.encoded_len(),
                 RopeSegment::Untagged(entry) => entry.encoded_len() - 1,

@@ -139,6 +139,19 @@ impl Selection {
         }
     }
 
+    /// Whether the entry after `skipped` ones is in a block, and so most of those that follow.
+    pub(super) fn is_in_blocks(&self, skipped: u64) -> bool {
+        match &self.entries {
+            Entries::Ranks { tree, from, .. } => {
+                self.values == Values::Kept
+                    && tree
+                        .at(from + skipped)
+                        .is_some_and(|entry| entry.block().is_some())
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the response has no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

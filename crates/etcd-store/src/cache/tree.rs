@@ -20,7 +20,6 @@ use etcd_wire::protobuf::to_usize;
 pub struct Tree {
     root: Option<Arc<Node>>,
     summary: Summary,
-    entry_bytes: u64,
     ledger: Ledger,
 }
 
@@ -43,8 +42,9 @@ impl Tree {
             }
         }
         let mut tree = Tree::default();
-        tree.entry_bytes = loader.entry_bytes();
-        tree.root = loader.finish(&mut tree.ledger).map(|slot| {
+        let (root, ledger) = loader.finish();
+        tree.ledger = ledger;
+        tree.root = root.map(|slot| {
             tree.summary = slot.summary;
             slot.node
         });
@@ -84,7 +84,7 @@ impl Tree {
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         let added = Summary::of(&entry);
         self.summary += added;
-        self.entry_bytes += entry.memory_bytes();
+        self.ledger.entry_bytes += entry.memory_bytes();
         let Some(root) = &mut self.root else {
             let root = Node::leaf(Leaf::new(vec![entry]), self.ledger.epoch);
             self.ledger.node_bytes += root.memory_bytes();
@@ -94,7 +94,7 @@ impl Tree {
         let inserted = insert(root, entry, added, &mut self.ledger);
         if let Some((replaced, summary)) = &inserted.replaced {
             self.summary -= *summary;
-            self.entry_bytes -= replaced.memory_bytes();
+            self.ledger.entry_bytes -= replaced.memory_bytes();
         }
         if let Some(split) = inserted.split {
             let mut left = self.summary;
@@ -121,7 +121,7 @@ impl Tree {
         let root = self.root.as_mut()?;
         let (removed, summary) = remove(root, key, &mut self.ledger)?;
         self.summary -= summary;
-        self.entry_bytes -= removed.memory_bytes();
+        self.ledger.entry_bytes -= removed.memory_bytes();
         self.shrink();
         Some(removed)
     }
@@ -253,6 +253,16 @@ impl Tree {
         self.ledger.copied_bytes
     }
 
+    /// Running total of the bytes of entries that the last checkpoint holds in blocks, and this tree elsewhere or no longer.
+    pub(super) fn block_bytes_left(&self) -> u64 {
+        self.ledger.left_bytes
+    }
+
+    /// Running total of the bytes of entries that were moved into blocks.
+    pub(super) fn block_bytes_packed(&self) -> u64 {
+        self.ledger.packed_bytes
+    }
+
     /// Running total of the memory of nodes that were copied because another clone of the tree holds them, in bytes.
     pub fn node_bytes_copied_for_readers(&self) -> u64 {
         self.ledger.copied_for_readers_bytes
@@ -260,7 +270,7 @@ impl Tree {
 
     /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
-        self.entry_bytes + self.ledger.node_bytes
+        self.ledger.entry_bytes + self.ledger.node_bytes
     }
 
     #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -286,7 +296,7 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
     let node = writable(node, ledger);
     let before = node.memory_bytes();
     let inserted = match &mut node.body {
-        Body::Leaf(leaf) => insert_into_leaf(leaf, entry, ledger.epoch),
+        Body::Leaf(leaf) => insert_into_leaf(leaf, entry, ledger),
         Body::Inner(inner) => {
             let index = inner.slot_of(entry.key());
             let slot = &mut inner.slots[index];
@@ -311,10 +321,10 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
     inserted
 }
 
-fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, epoch: u64) -> Inserted {
+fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, ledger: &mut Ledger) -> Inserted {
     // First the cheap search by mark: most puts are updates.
     if let Some(index) = leaf.find(entry.key()) {
-        let old = leaf.replace(index, entry);
+        let old = leaf.replace(index, entry, ledger);
         let summary = Summary::of(&old);
         return Inserted {
             replaced: Some((old, summary)),
@@ -324,7 +334,9 @@ fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, epoch: u64) -> Inserted {
     let (Ok(index) | Err(index)) = leaf.position(entry.key());
     Inserted {
         replaced: None,
-        split: leaf.insert(index, entry).map(|half| Split::of_leaf(half, epoch)),
+        split: leaf
+            .insert(index, entry, ledger)
+            .map(|half| Split::of_leaf(half, ledger.epoch)),
     }
 }
 
@@ -333,7 +345,7 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entr
     let before = node.memory_bytes();
     let removed = match &mut node.body {
         Body::Leaf(leaf) => {
-            let removed = leaf.remove(leaf.find(key)?);
+            let removed = leaf.remove(leaf.find(key)?, ledger);
             let summary = Summary::of(&removed);
             (removed, summary)
         }
@@ -366,7 +378,9 @@ fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
     let before = node.memory_bytes() + right_bytes;
     let epoch = ledger.epoch;
     let split = match (&mut node.body, Arc::unwrap_or_clone(right.node).body) {
-        (Body::Leaf(leaf), Body::Leaf(more)) => leaf.append(more).map(|half| Split::of_leaf(half, epoch)),
+        (Body::Leaf(leaf), Body::Leaf(more)) => {
+            leaf.append(more, ledger).map(|half| Split::of_leaf(half, epoch))
+        }
         (Body::Inner(inner), Body::Inner(more)) => {
             inner.slots.extend(more.slots);
             inner.separators.append(&separator, &more.separators);

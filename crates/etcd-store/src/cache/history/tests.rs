@@ -312,12 +312,14 @@ impl Reached {
         }
     }
 
-    /// The nodes of `tree` without its entries.
-    fn nodes_of(&mut self, tree: &Tree) {
+    /// The nodes of `tree`, and its entries in blocks.
+    fn nodes_and_blocks_of(&mut self, tree: &Tree) {
         self.tree(tree);
         let mut entries = Reached::default();
         tree.for_each_from(0, |entry| {
-            entries.entry(entry);
+            if entry.block().is_none() {
+                entries.entry(entry);
+            }
             std::ops::ControlFlow::Continue(())
         });
         self.0.retain(|at, _| !entries.0.contains_key(at));
@@ -471,7 +473,7 @@ fn rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
     let mut checkpoint = Reached::default();
     checkpoint.tree(&rebuild.checkpoint);
     let mut all = Reached::default();
-    all.nodes_of(&rebuilt.tree);
+    all.nodes_and_blocks_of(&rebuilt.tree);
     let own: u64 = all
         .0
         .iter()
@@ -523,4 +525,24 @@ fn compacted_revisions_are_distinguished_from_those_older_than_the_window() {
     assert!(run.store.snapshot_at(15).is_ok());
     run.store.compact(12);
     assert_eq!(run.store.oldest_revision(), 15, "a lower compaction is ignored");
+}
+
+#[test]
+fn history_keeps_no_block_for_an_entry_that_was_replaced() {
+    let mut run = Run::start(100, UNBOUNDED);
+    let in_block = |tree: &Tree| {
+        let mut count = 0;
+        tree.for_each_from(0, |entry| {
+            count += usize::from(entry.block().is_some());
+            std::ops::ControlFlow::Continue(())
+        });
+        count
+    };
+    assert_eq!(in_block(run.store.tree()), 100, "a loaded tree is packed");
+    run.commit(vec![put(1, 20, 5), put(2, 20, 5)], 20);
+    for change in run.store.log().events() {
+        assert!(change.replaced.as_ref().is_some_and(|old| old.block().is_none()));
+    }
+    let before = run.store.history_bytes();
+    assert!(before >= run.kept_alive(), "{before} for {}", run.kept_alive());
 }

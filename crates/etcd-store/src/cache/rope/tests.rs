@@ -3,11 +3,16 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::testing::KeyValue;
 
+/// Entries of the packed leaf: 100 to 500 bytes each, in one block, and one that is too large for it in their middle.
+const PACKED: usize = 20;
+
 #[derive(Clone, Debug)]
 enum Part {
     Written(Vec<u8>),
     Entry(usize),
     Tagged(usize),
+    /// Entries of a leaf that is packed, from one index to before another; in reverse if the second is lower.
+    Packed(usize, usize),
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -15,6 +20,7 @@ fn part() -> impl Strategy<Value = Part> {
         prop::collection::vec(any::<u8>(), 0..60).prop_map(Part::Written),
         prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Entry),
         prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Tagged),
+        (0..=PACKED, 0..=PACKED).prop_map(|(from, to)| Part::Packed(from, to)),
     ]
 }
 
@@ -42,7 +48,22 @@ fn key_value(length: usize) -> KeyValue {
     KeyValue::new("key", 1, value)
 }
 
+fn packed() -> (Vec<KeyValue>, Vec<Entry>) {
+    let length = |index| {
+        if index == PACKED / 2 {
+            5000
+        } else {
+            100 + 20 * index
+        }
+    };
+    let plain: Vec<_> = (0..PACKED).map(|index| key_value(length(index))).collect();
+    let mut entries: Vec<_> = plain.iter().map(KeyValue::entry).collect();
+    crate::cache::block::pack(&mut entries, &mut crate::cache::node::Ledger::default());
+    (plain, entries)
+}
+
 fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
+    let (plain, entries) = packed();
     let mut rope = Rope::with_slab(0);
     let mut expected = Vec::new();
     for part in parts {
@@ -55,6 +76,17 @@ fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
                 let kv = key_value(*length);
                 rope.push(&kv.entry());
                 expected.extend(kv.field());
+            }
+            Part::Packed(from, to) => {
+                let range: Vec<usize> = if from <= to {
+                    (*from..*to).collect()
+                } else {
+                    (*to..*from).rev().collect()
+                };
+                for index in range {
+                    rope.push(&entries[index]);
+                    expected.extend(plain[index].field());
+                }
             }
             Part::Tagged(length) => {
                 let kv = key_value(*length);
@@ -162,4 +194,26 @@ fn advancing_beyond_the_end_panics() {
 fn ropes_can_be_sent_between_threads() {
     fn is_send<T: Buf + Send + 'static>() {}
     is_send::<Rope>();
+}
+
+#[test]
+fn neighbours_in_a_block_are_one_segment_and_a_short_one_is_copied() {
+    let (plain, entries) = packed();
+    let mut rope = Rope::default();
+    entries[..PACKED / 2].iter().for_each(|entry| rope.push(entry));
+    rope.write(|slab| slab.push(1));
+    assert_eq!(
+        rope.pieces().map(<[u8]>::len).collect::<Vec<_>>(),
+        [plain[..PACKED / 2].iter().map(|kv| kv.field().len()).sum(), 1]
+    );
+    let mut rope = Rope::default();
+    for index in [3, 5, 7] {
+        rope.push(&entries[index]);
+    }
+    rope.write(|slab| slab.push(1));
+    assert_eq!(
+        rope.pieces().count(),
+        1,
+        "entries that are no neighbours share the slab"
+    );
 }

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::{Node, Summary, Tree};
+use crate::cache::entry::Entry;
 use crate::cache::leaf::{LEAF_MAX, LEAF_MIN};
+use crate::cache::memory::class_bytes;
 use crate::cache::node::{Body, INNER_MAX, INNER_MIN};
 use crate::cache::testing::KeyValue;
 
@@ -16,6 +19,8 @@ pub(super) struct Checked {
     depth: usize,
     summary: Summary,
     node_bytes: u64,
+    /// Addresses of the blocks of each leaf.
+    blocks: Vec<usize>,
     keys: Vec<Vec<u8>>,
 }
 
@@ -35,6 +40,17 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
                 keys.is_sorted_by(|left, right| left < right),
                 "keys of a leaf in order"
             );
+            let mut blocks = BTreeMap::new();
+            let mut in_blocks = 0;
+            for (block, range) in entries.iter().filter_map(Entry::block) {
+                in_blocks += range.len();
+                blocks.insert(Arc::as_ptr(block).addr(), class_bytes(block.bytes.len()));
+            }
+            assert!(
+                entries.block_waste_bytes() + in_blocks as u64 >= blocks.values().sum::<usize>() as u64,
+                "a leaf counts its blocks"
+            );
+            let blocks = blocks.into_keys().collect();
             let mut summary = Summary::default();
             for entry in entries.iter() {
                 summary.count += 1;
@@ -59,6 +75,7 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
                 depth: 1,
                 summary,
                 node_bytes: node.memory_bytes(),
+                blocks,
                 keys,
             }
         }
@@ -74,6 +91,7 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
                 depth: 0,
                 summary: Summary::default(),
                 node_bytes: node.memory_bytes(),
+                blocks: Vec::new(),
                 keys: Vec::new(),
             };
             for (index, slot) in inner.slots.iter().enumerate() {
@@ -96,6 +114,7 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
                 all.depth = below.depth;
                 all.summary += below.summary;
                 all.node_bytes += below.node_bytes;
+                all.blocks.extend(below.blocks);
                 all.keys.extend(below.keys);
             }
             all.depth += 1;
@@ -125,6 +144,18 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
     let checked = check_node(root, true);
     assert_eq!(tree.summary(), checked.summary);
     assert_eq!(tree.ledger.node_bytes, checked.node_bytes, "bytes of nodes");
-    let entry_bytes: u64 = model.values().map(|kv| kv.entry().memory_bytes()).sum();
-    assert_eq!(tree.entry_bytes, entry_bytes, "bytes of entries");
+    let mut blocks = checked.blocks.clone();
+    blocks.sort_unstable();
+    blocks.dedup();
+    assert_eq!(
+        blocks.len(),
+        checked.blocks.len(),
+        "a block has entries of one leaf"
+    );
+    let mut entry_bytes = 0;
+    tree.for_each_from(0, |entry| {
+        entry_bytes += entry.memory_bytes();
+        ControlFlow::Continue(())
+    });
+    assert_eq!(tree.ledger.entry_bytes, entry_bytes, "bytes of entries");
 }

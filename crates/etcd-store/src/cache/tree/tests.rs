@@ -258,9 +258,15 @@ fn separators_keep_no_deleted_entry_alive() {
     for index in 0..3000 {
         put(&mut tree, index);
     }
+    let blocks: Vec<_> = entries
+        .iter()
+        .filter_map(|entry| entry.block().map(|(block, _)| Arc::downgrade(block)))
+        .collect();
+    assert_eq!(blocks.len(), 3000);
+    drop(entries);
     assert!(
-        entries.iter().all(Entry::is_unshared),
-        "only this list holds the old entries"
+        blocks.iter().all(|block| block.strong_count() == 0),
+        "only the list held the old entries"
     );
 }
 
