@@ -217,3 +217,20 @@ fn neighbours_in_a_block_are_one_segment_and_a_short_one_is_copied() {
         "entries that are no neighbours share the slab"
     );
 }
+
+#[test]
+fn entry_is_joined_to_none_of_another_block() {
+    let value = |fill: u8| KeyValue::new("key", 1, vec![fill; 200]);
+    let packed = |fill: u8| {
+        let mut entries = vec![value(fill).entry(), value(fill).entry()];
+        crate::cache::block::pack(&mut entries, &mut crate::cache::node::Ledger::default());
+        entries
+    };
+    let (of_a, of_b) = (packed(b'a'), packed(b'b'));
+    let mut rope = Rope::default();
+    rope.push(&of_a[0]);
+    // It begins where that one ends.
+    rope.push(&of_b[1]);
+    let expected = [value(b'a').field(), value(b'b').field()].concat();
+    assert_eq!(rope.pieces().collect::<Vec<_>>().concat(), expected);
+}
