@@ -15,6 +15,8 @@ metric_group! {
     /// Responses of the metrics listener.
     pub(super) struct AdminMetrics {
         /// Bytes of responses of the metrics listener that their clients have not read yet
+        ///
+        /// Useful when: near 8 MiB: a client reads nothing of what it requests
         pub(super) unread_bytes: Gauge = "rangecache_admin_unread_bytes";
     }
 }

@@ -29,42 +29,80 @@ metric_group! {
     pub struct MirrorsMetrics by mirror;
     /// Gauges and counters of one mirror.
     pub struct MirrorMetrics {
-        /// 1 while reads may be answered from the mirror
+        /// 1 while reads may be answered from the mirror, otherwise 0
+        ///
+        /// Useful when: reads are forwarded
         pub in_service: Gauge = "rangecache_mirror_in_service";
         /// Revision up to which the mirror has every event
+        ///
+        /// Useful when: comparing rangecaches
         pub revision: Gauge = "rangecache_mirror_revision";
         /// Revisions that the mirror was behind at the last quorum check
+        ///
+        /// Useful when: reads wait
         pub lag_revisions: Gauge = "rangecache_mirror_lag_revisions";
-        /// Age of the oldest revision reported by a quorum check that the mirror had not reached at the last one
+        /// Age of the oldest revision reported by a quorum check that the mirror had not reached at the last
+        /// one
+        ///
+        /// Useful when: it grows: the feed is behind
         pub lag_seconds: FloatGauge = "rangecache_mirror_lag_seconds";
         /// Keys in the mirror
+        ///
+        /// Useful when: sizing
         pub keys: Gauge = "rangecache_mirror_keys";
         /// Memory of the mirror, history included
+        ///
+        /// Useful when: sizing
         pub memory_bytes: Gauge = "rangecache_mirror_memory_bytes";
-        /// Memory of the mirror's past revisions
+        /// Memory of the mirror's past revisions, a part of `rangecache_mirror_memory_bytes`
+        ///
+        /// Useful when: sizing
         pub history_bytes: Gauge = "rangecache_mirror_history_bytes";
-        /// Memory of replaced entries that only responses in flight keep
+        /// Memory of replaced entries that only responses in flight keep; counts against `--cache-max-bytes`
+        ///
+        /// Useful when: slow readers
         pub held_bytes: Gauge = "rangecache_mirror_held_bytes";
-        /// Oldest revision that can be read from the mirror
+        /// Oldest revision that can be answered from the mirror
+        ///
+        /// Useful when: `forwarded{history_gone}`
         pub oldest_revision: Gauge = "rangecache_mirror_oldest_revision";
-        /// Keys fetched by the load in progress or the last one
+        /// Keys read by the current load, or by the last one
+        ///
+        /// Useful when: a start takes long
         pub load_keys: Gauge = "rangecache_mirror_load_keys";
-        /// Bytes fetched by the load in progress or the last one
+        /// Bytes read by the current load, or by the last one
+        ///
+        /// Useful when: the mirror does not fit
         pub load_bytes: Gauge = "rangecache_mirror_load_bytes";
-        /// Loads of a mirror by reason
+        /// Loads of a mirror by `reason`
+        ///
+        /// Useful when: more than starts: see
+        /// [RangecacheMirrorReloads](../runbooks.md#rangecachemirrorreloads)
         pub reloads[reason]: Counter = "rangecache_mirror_reloads_total", from_zero = load_causes();
         /// Events applied
+        ///
+        /// Useful when: estimating etcd's write rate
         pub events: Counter = "rangecache_mirror_events_total";
-        /// Events dropped for being at or below the mirror's revision
+        /// Events dropped because the mirror already had their revision
+        ///
+        /// Useful when: it grows by more than a few at each resume
         pub events_fenced: Counter = "rangecache_mirror_events_fenced_total";
-        /// Watch progress requests sent
+        /// Progress requests sent on feeds
+        ///
+        /// Useful when: reads wait
         pub progress_requests: Counter = "rangecache_mirror_progress_requests_total";
         /// Time that reads answered from the mirror waited for their proof
+        ///
+        /// Useful when: one mirror of several is slow
         pub read_wait: Latency = "rangecache_mirror_read_wait_seconds";
-        /// Verifications of the mirror by result
+        /// Verifications of the mirror by `result`
+        ///
+        /// Useful when: `failed` grows
         pub verifications[result]: Counter = "rangecache_verify_rounds_total",
             from_zero = ["same", "out_of_service", "different", "failed"];
-        /// Verifications that found the mirror to differ from etcd: alert on any
+        /// Verifications that found the mirror to differ from etcd
+        ///
+        /// Useful when: **alert on any increase**
         pub mismatches: Counter = "rangecache_verify_mismatch_total";
     }
 }
@@ -92,9 +130,15 @@ pub const STREAM_FALLBACKS: [&str; 16] = [
 metric_group! {
     /// All mirrors together.
     pub(super) struct RoomMetrics {
-        /// Bytes that verification has read from etcd
+        /// Bytes that verifications read from etcd
+        ///
+        /// Useful when: etcd's load matters
         pub(super) verify_bytes: Counter = "rangecache_verify_bytes_total";
         /// 1 while an operator has switched memory off and etcd answers everything
+        ///
+        /// See [switching memory off](../operations.md#switching-memory-off)
+        ///
+        /// Useful when: 1 for longer than the incident lasts
         pub(super) forward_all: Gauge = "rangecache_forward_all";
     }
 }
@@ -102,7 +146,9 @@ metric_group! {
 metric_group! {
     /// Loads of mirrors, and reads of clients, that could not use RangeStream.
     pub struct StreamFallbacks {
-        /// Loads and reads that went to etcd without RangeStream, by reason
+        /// Loads and reads that could not use etcd's RangeStream, by `reason`
+        ///
+        /// Useful when: etcd is 3.7 and it grows
         fallbacks[reason]: Counter = "rangecache_range_stream_fallback_total", from_zero = STREAM_FALLBACKS;
     }
 }
@@ -117,15 +163,28 @@ impl StreamFallbacks {
 metric_group! {
     /// Prefixes that cost most at the last scrape.
     pub struct PrefixMetrics {
-        /// Mirrored keys below the prefixes that cost most
+        /// Mirrored keys below the prefixes that cost most, by `prefix`: the first two parts of keys, such as
+        /// `/registry/pods/`, or the first part; `others` for keys without one
+        ///
+        /// `--prefix-metrics-top` sets their number
+        ///
+        /// Useful when: sizing: what takes the memory
         keys[prefix]: Gauge = "rangecache_prefix_keys";
         /// Bytes of the mirrored keys and values below these prefixes
+        ///
+        /// Useful when: sizing
         bytes[prefix]: Gauge = "rangecache_prefix_bytes";
-        /// Ranges and RangeStreams below these prefixes since they were found
+        /// Ranges and RangeStreams below these prefixes, since the scrape that first found them
+        ///
+        /// Useful when: to see what is read
         reads[prefix]: Counter = "rangecache_prefix_reads_total";
-        /// Events below these prefixes since they were found
+        /// Events below these prefixes, since they were found
+        ///
+        /// Useful when: to see what is written
         writes[prefix]: Counter = "rangecache_prefix_writes_total";
-        /// Watchers created below these prefixes since they were found
+        /// Watchers created below these prefixes, since they were found
+        ///
+        /// Useful when: to see what is watched
         watches[prefix]: Counter = "rangecache_prefix_watches_total";
         /// Counts of all prefixes.
         pub counters: PrefixCounters;
@@ -188,7 +247,14 @@ impl Unreadable {
 metric_group! {
     /// Messages and pieces of responses whose revision could not be read.
     pub struct UnreadableMetrics {
-        /// Forwarded messages whose revision could not be read, by cause: compressed, header, json, history
+        /// Forwarded messages whose revision could not be read, by `cause`: `compressed`, `header`, `json`,
+        /// `history`
+        ///
+        /// `header`: an encoding that no known etcd has; `json`: WebSockets, and text without a header;
+        /// `history`: of another cluster or history. Until the next quorum check serializable reads are
+        /// proven, too
+        ///
+        /// Useful when: `header` grows: etcd is newer than this rangecache
         messages[cause]: Counter = "rangecache_unreadable_responses_total",
             from_zero = Unreadable::ALL.map(Unreadable::label);
     }
@@ -220,17 +286,27 @@ fn check_label(result: Result<(), Reason>) -> &'static str {
 metric_group! {
     /// Quorum checks and authorizations.
     pub struct FreshnessMetrics {
-        /// Quorum revision checks by result
+        /// Quorum checks by `result`
+        ///
+        /// Useful when: results other than `proven` grow
         checks[result]: Counter = "rangecache_quorum_checks_total",
             from_zero = [Ok(()), Err(Reason::CheckFailed), Err(Reason::NotFresh), Err(Reason::Auth)].map(check_label);
-        /// Reads that quorum checks served; divide by the checks for the reads per check
+        /// Reads served by quorum checks; divided by the checks: reads per check
+        ///
+        /// Useful when: etcd receives too many checks
         check_reads: Counter = "rangecache_quorum_check_reads_total";
-        /// Round trip of a quorum check
+        /// Round trip of quorum checks
+        ///
+        /// Useful when: to separate etcd's and the network's share of a read
         check_duration: Latency = "rangecache_quorum_check_duration_seconds";
-        /// Calls that asked etcd whether a caller may read a range, by result
+        /// Calls that asked etcd whether a caller may read a range, by `result`
+        ///
+        /// Useful when: etcd's auth is on
         authorizations[result]: Counter = "rangecache_authorizations_total",
             from_zero = ["granted", Reason::Auth.as_str(), Reason::CheckFailed.as_str()];
-        /// Round trip of an authorization
+        /// Round trip of authorizations
+        ///
+        /// Useful when: etcd's auth is on
         authorization_duration: Latency = "rangecache_authorization_duration_seconds";
     }
 }

@@ -27,12 +27,20 @@ metric_group! {
     /// Calls forwarded to etcd.
     pub struct ForwardingMetrics {
         /// Calls other than Range and RangeStream that were forwarded to etcd
+        ///
+        /// Useful when: estimating etcd's load
         pub calls: Counter = "rangecache_forwarded_calls_total";
-        /// Large Ranges answered by an upstream call that others share
+        /// Large reads that shared another call's response
+        ///
+        /// Useful when: clients list the same range
         pub joined: Counter = "rangecache_forward_joined_total";
-        /// Lists read in pages of which the next page is expected
+        /// Page series, which are lists read in pages, whose next page is expected
+        ///
+        /// Useful when: clients list in pages
         pub series: Gauge = "rangecache_series";
-        /// Pages answered from a RangeStream that an earlier page began
+        /// Pages cut from a page series: from a RangeStream that an earlier page began
+        ///
+        /// Useful when: clients list in pages
         pub series_pages: Counter = "rangecache_series_pages_total";
     }
 }
@@ -40,11 +48,17 @@ metric_group! {
 metric_group! {
     /// Calls that were refused, whatever they ask.
     pub struct RefusalMetrics {
-        /// Calls of all kinds refused because --max-calls were in flight
+        /// Calls of all kinds refused because `--max-calls` were in flight
+        ///
+        /// Useful when: any increase
         pub shed_calls: Counter = "rangecache_shed_calls_total";
-        /// Requests of this rangecache that came back to it, because --endpoints leads to itself
+        /// Requests of this rangecache that came back to it, because `--endpoints` leads to itself
+        ///
+        /// Useful when: any increase: see [RangecacheLoops](../runbooks.md#rangecacheloops)
         pub looped_calls: Counter = "rangecache_looped_calls_total";
-        /// Requests that may write, refused because they came to --read-only-listen-client-urls
+        /// Requests that may write, refused because they came to `--read-only-listen-client-urls`
+        ///
+        /// Useful when: any increase: a client was given the wrong URL
         pub read_only_refused: Counter = "rangecache_read_only_refused_total";
     }
 }
@@ -52,7 +66,11 @@ metric_group! {
 metric_group! {
     /// Responses that were aborted.
     pub struct AbortedResponses {
-        /// Responses that were given up, by reason: not read for a minute, or old data in memory
+        /// Responses that were given up, by `reason`: `idle` (nothing read for a minute), `memory` (a slow
+        /// reader kept more old data than `--cache-max-bytes` allows) or `watch_memory` (a watch was not read
+        /// while others waited for room in `--watch-max-bytes`)
+        ///
+        /// Useful when: any increase
         aborted[reason]: Counter = "rangecache_responses_given_up_total",
             from_zero = ["idle", "memory", "watch_memory"];
     }

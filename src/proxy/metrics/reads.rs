@@ -21,19 +21,35 @@ fn outcomes() -> impl Iterator<Item = (&'static str, &'static str)> {
 metric_group! {
     /// Outcomes and latencies of Range and RangeStream.
     pub struct ReadMetrics {
-        /// Range calls by outcome and reason; hit and waited were answered from memory
+        /// Range calls by `outcome` and `reason`: `hit` and `waited` were answered from memory, `streamed`
+        /// and `forwarded` by etcd, `failed` got no response of etcd's, `shed` were refused
+        ///
+        /// Useful when: first of all; [consistency.md](../consistency.md) explains the reasons
         unary[outcome, reason]: Counter = "rangecache_range_total", from_zero = outcomes();
-        /// RangeStream calls by outcome and reason; hit and waited were answered from memory
+        /// RangeStream calls by `outcome` and `reason`; `hit` and `waited` were answered from memory
+        ///
+        /// Useful when: clients list by RangeStream
         stream[outcome, reason]: Counter = "rangecache_range_stream_total", from_zero = outcomes();
         /// Counter of [`MOST_FREQUENT`] in `unary`.
         unary_most_frequent: OnceLock<Counter>;
-        /// Time that Range and RangeStream calls answered from memory waited for their proof
+        /// The part of `rangecache_range_duration_seconds` that calls answered from memory waited for their
+        /// proof of freshness
+        ///
+        /// Useful when: it is the largest part: see
+        /// [RangecacheProofsSlow](../runbooks.md#rangecacheproofsslow)
         wait: TracedLatency = "rangecache_range_wait_seconds";
         /// Time from the arrival of a Range or RangeStream to the head of its response
+        ///
+        /// Useful when: reads are slow
         duration: TracedLatency = "rangecache_range_duration_seconds";
-        /// Age of the responses of --serve-stale, while no member of etcd answered
+        /// Age of the responses that `--serve-stale` permits, while no member of etcd answered
+        ///
+        /// Useful when: it counts anything: etcd was unreachable
         stale_age: Latency = "rangecache_range_stale_age_seconds";
-        /// Responses of etcd by the result of their comparison with memory's (--shadow)
+        /// Responses of etcd that `--shadow` compared with memory's, by `result`: `equal`, `different`,
+        /// `too_large` (over 1 MiB), `not_compared` (an error, or memory no longer had the revision)
+        ///
+        /// Useful when: `different` grows: see the log
         shadow[result]: Counter = "rangecache_shadow_reads_total",
             from_zero = ["equal", "different", "too_large", "not_compared"];
     }

@@ -24,33 +24,64 @@ fn created() -> impl Iterator<Item = (&'static str, &'static str)> {
 metric_group! {
     /// Watches.
     pub struct WatchMetrics {
-        /// Requests to create a watcher, by what answered them and kind of start or reason
+        /// Requests to create a watcher by `outcome` and `reason`: served from `memory` (the kind of start),
+        /// left to `etcd`, or `interrupted`: a stream that nothing could continue ended with `Unavailable`
+        ///
+        /// See [watches](../consistency.md#watches)
+        ///
+        /// Useful when: watches cost etcd more than expected
         created[outcome, reason]: Counter = "rangecache_watch_created_total", from_zero = created();
-        /// Watchers served from memory that were cancelled, by reason
+        /// Watchers served from memory that were cancelled, by `reason`: by the `client`, because etcd has
+        /// `compacted` what they need, or because its history was `replaced`
+        ///
+        /// Useful when: `compacted` grows: clients fall behind
         cancelled[reason]: Counter = "rangecache_watch_cancelled_total",
             from_zero = ["client", "compacted", "replaced"];
-        /// Open watch streams by what serves them, and the reason if it is etcd
+        /// Open watch streams by `source`: `memory`, or `etcd` with the `reason` (with `--watch-cache=off`
+        /// none is counted)
+        ///
+        /// Useful when: many at `etcd` with `not_mirrored`: mirror their keys, too
         streams[source, reason]: Gauge = "rangecache_watch_streams";
-        /// Open watch streams that another source continued to serve, by source and reason
+        /// Open watch streams that another source continued to serve: `to` `etcd` or `memory`, by `reason`
+        ///
+        /// Useful when: it grows all the time: streams go to and fro
         handovers[to, reason]: Counter = "rangecache_watch_handovers_total",
             from_zero = [("memory", "mirrored")].into_iter().chain(of_etcd());
-        /// Open watchers served from memory, by mirror
+        /// Open watchers served from memory, by `mirror`
+        ///
+        /// Useful when: sizing
         watchers[mirror]: Gauge = "rangecache_watch_watchers";
         /// Responses of watch streams served from memory
+        ///
+        /// Useful when: estimating load
         responses: Counter = "rangecache_watch_responses_total";
         /// Events sent to watchers from memory
+        ///
+        /// Useful when: estimating load
         events: Counter = "rangecache_watch_events_total";
         /// Time until a progress request of a client was answered
+        ///
+        /// Useful when: over 50 ms: the feed is slow
         progress: Latency = "rangecache_watch_progress_seconds";
-        /// Revisions that the slowest watcher with events to send is behind, by mirror
+        /// Revisions that the slowest watcher with events to send is behind, by `mirror`
+        ///
+        /// Useful when: it grows: a client does not keep up
         behind[mirror]: Gauge = "rangecache_watch_behind_revisions";
-        /// Memory of watches served from memory, by kind; bounded by --watch-max-bytes
+        /// Memory of watches served from memory, by `kind`: `streams` (with their watchers, also while etcd
+        /// serves them), `topics` (lists of events by range, and ranges whose watchers are gone), `events`
+        /// (on their way to clients); bounded by `--watch-max-bytes`
+        ///
+        /// Useful when: near `--watch-max-bytes`
         bytes[kind]: Gauge = "rangecache_watch_bytes";
         /// Bytes of all kinds.
         pub used_bytes: Gauge;
-        /// Watch streams that wait for room in --watch-max-bytes
+        /// Watch streams that wait for room in `--watch-max-bytes`
+        ///
+        /// Useful when: above 0: events are late
         waiting: Gauge = "rangecache_watch_waiting";
-        /// Streams, watchers and messages that did not fit --watch-max-bytes
+        /// Streams, watchers and messages that did not fit `--watch-max-bytes`
+        ///
+        /// Useful when: any increase: raise it, or find the clients that do not read
         refused: Counter = "rangecache_watch_refused_total";
     }
 }

@@ -14,13 +14,24 @@ metric_group! {
     /// Metrics of one kind of buffered bytes.
     #[derive(Default)]
     pub struct BufferKindMetrics {
-        /// Bytes buffered for calls, by kind; bounded by --buffer-max-bytes
+        /// Bytes held for calls, by `kind`; bounded by `--buffer-max-bytes`
+        ///
+        /// See [buffers](flags.md#buffers)
+        ///
+        /// Useful when: near `--buffer-max-bytes`
         pub used: Gauge = "rangecache_buffer_used_bytes";
-        /// Share of --buffer-max-bytes, by kind; request, forwarded and sending have one share together
+        /// Share of `--buffer-max-bytes`, by `kind`; `request`, `forwarded` and `sending` have one share
+        /// together
+        ///
+        /// Useful when: next to the bytes in use
         limit: Gauge = "rangecache_buffer_limit_bytes";
-        /// Calls waiting for buffered bytes to be released, by kind
+        /// Calls that wait for buffered bytes to be released, by `kind`
+        ///
+        /// Useful when: it stays above 0
         pub waiting: Gauge = "rangecache_buffer_waiting";
-        /// Calls whose bytes did not fit the share of their kind, by kind
+        /// Calls whose bytes did not fit the share of their `kind`
+        ///
+        /// Useful when: a client does not read, or does not complete its requests
         pub refused: Counter = "rangecache_buffer_refused_total";
     }
 }
@@ -58,15 +69,26 @@ impl BufferKindMetrics {
 metric_group! {
     /// Calls that take turns to be sent to etcd.
     pub struct TurnsMetrics {
-        /// Large Ranges in flight to etcd
+        /// Large reads in flight to etcd
+        ///
+        /// Useful when: it stays at `--forward-max-large`
         large: Gauge = "rangecache_forward_large";
-        /// Large Ranges waiting for their turn or for an identical one
+        /// Large reads waiting for their turn or for an identical read
+        ///
+        /// Useful when: see [RangecacheForwardQueueLong](../runbooks.md#rangecacheforwardqueuelong)
         large_waiting: Gauge = "rangecache_forward_waiting";
-        /// Small reads, streams and new watches that etcd has not begun to answer
+        /// Small reads, streams and new watches to which etcd has not responded yet
+        ///
+        /// Useful when: it stays at `--forward-max-small`
         small: Gauge = "rangecache_forward_small";
         /// Small reads, streams and new watches waiting for their turn
+        ///
+        /// Useful when: reads from etcd are slow
         small_waiting: Gauge = "rangecache_forward_small_waiting";
-        /// Calls that got no turn to be sent to etcd, by size (large, small) and reason
+        /// Calls that got no turn, by `calls` (`large`, `small`) and `reason`: `too_many_waiting`, `late` (30
+        /// s without a deadline), `deadline` (the client's)
+        ///
+        /// Useful when: etcd cannot follow
         refused[calls, reason]: Counter = "rangecache_forward_refused_total", from_zero = [
             ("large", "too_many_waiting"), ("large", "late"), ("large", "deadline"),
             ("small", "too_many_waiting"), ("small", "late"), ("small", "deadline"),
@@ -117,7 +139,12 @@ metric_group! {
     /// Calls refused because their client has used up its share.
     #[derive(Clone)]
     pub struct ShareMetrics {
-        /// Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches
+        /// Calls refused because their client has used up its share, by `limit`: `bytes`, `calls`, `costly`
+        /// (`Authenticate`, `Hash`, `HashKV`), `lists`, `watches`
+        ///
+        /// See [fair shares](../operations.md#fair-shares)
+        ///
+        /// Useful when: a client is noisy: see `/clients`
         refused[limit]: Counter = "rangecache_client_share_refused_total",
             from_zero = ["bytes", "calls", "costly", "lists", "watches"];
     }
@@ -133,7 +160,9 @@ impl ShareMetrics {
 metric_group! {
     /// Connections of clients, by which calls are shared out.
     pub struct OpenConnections {
-        /// Open client connections
+        /// Connections of clients, WebSockets included
+        ///
+        /// Useful when: near `--max-connections`
         pub open: Gauge = "rangecache_client_connections";
     }
 }

@@ -11,13 +11,23 @@ use rangecache_base::telemetry::metrics::metric_group;
 metric_group! {
     /// Handshakes with clients, and certificate files. `side` is `clients` or `etcd`.
     pub struct TlsMetrics {
-        /// Clients' TLS handshakes in progress or waiting for their turn
+        /// TLS handshakes of clients in progress or waiting, of clients that have sent nothing, too
+        ///
+        /// Useful when: it stays high: clients connect and stop, or more connect than `--tls-max-handshakes`
+        /// are computed
         pub handshaking: Gauge = "rangecache_tls_handshaking";
-        /// Clients' TLS handshakes by result
+        /// TLS handshakes with clients by `result`
+        ///
+        /// Useful when: clients cannot connect
         handshakes[result]: Counter = "rangecache_tls_handshakes_total", from_zero = ["ok", "refused", "timed_out"];
-        /// When the first certificate of a file expires or its revocation list is due, in seconds since 1970
+        /// When the first certificate or CA of a file expires, or its revocation list is due, by `side` and
+        /// `file`, in seconds since 1970
+        ///
+        /// Useful when: less than some weeks are left
         not_after_seconds[side, file]: Gauge = "rangecache_tls_not_after_timestamp_seconds";
-        /// Replaced certificate files by whether they could be used
+        /// Reloads of replaced TLS files by `side` and `result`
+        ///
+        /// Useful when: `failed` grows
         reloads[side, result]: Counter = "rangecache_tls_reloads_total",
             from_zero = [("clients", "ok"), ("clients", "failed"), ("etcd", "ok"), ("etcd", "failed")];
         /// Expiry of each file by side and flag, in seconds since 1970.

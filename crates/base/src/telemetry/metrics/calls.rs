@@ -138,15 +138,41 @@ impl Source {
 metric_group! {
     /// Series of clients' calls.
     struct CallFamilies {
-        /// gRPC calls that have ended, by method, status and what answered them: memory, etcd, failed, refused, none
+        /// gRPC calls that have ended, by `grpc_service`, `grpc_method`, `grpc_code` and `from`, what
+        /// answered them: `memory`, `etcd`, `failed`, `refused`, `none`
+        ///
+        /// Names are etcd's own; methods that rangecache does not know are `other`. `failed`: etcd could not
+        /// be reached or the connection to it was lost; `refused`: an error of rangecache itself; `none`: the
+        /// client left before. A stream counts when it ends, by what served it last; `Unknown` without a
+        /// status
+        ///
+        /// Useful when: errors grow, whatever the method
         calls[grpc_service, grpc_method, grpc_code, from]: Counter = "rangecache_calls_total";
-        /// Time from the arrival of a gRPC call to the end of its response, by class and what answered it
+        /// Time from the arrival of a gRPC call to the end of its response, by `class` (`read`: Range and
+        /// RangeStream, `write`: the rest of KV, `other`) and `from`
+        ///
+        /// Without streams, locks and elections, which last as long as clients like
+        ///
+        /// Useful when: clients are slow, and rangecache or etcd may be the cause
         durations[class, from]: Latency = "rangecache_call_duration_seconds";
-        /// Calls of clients in flight by class: read, write, watch, lease_keep_alive, other
+        /// Calls of clients in flight by `class`: `read`, `write`, `watch`, `lease_keep_alive`, `other`
+        ///
+        /// `watch` are open Watch streams, `lease_keep_alive` open streams of LeaseKeepAlive; JSON and HTTP/1
+        /// are `other`
+        ///
+        /// Useful when: near `rangecache_limit{limit="max_calls"}`
         in_flight[class]: Gauge = "rangecache_calls_in_flight";
-        /// Bytes of responses to clients by what answered: memory, etcd, failed, refused
+        /// Bytes of responses to clients by `from`: `memory`, `etcd`, `failed`, `refused`
+        ///
+        /// As in `rangecache_calls_total`
+        ///
+        /// Useful when: bandwidth is short
         sent_bytes[from]: Counter = "rangecache_sent_bytes_total";
         /// Bytes received on connections of clients, frames and headers included
+        ///
+        /// What answers them is not known yet
+        ///
+        /// Useful when: bandwidth is short
         received_bytes: Counter = "rangecache_received_bytes_total";
     }
 }

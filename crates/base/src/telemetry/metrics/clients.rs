@@ -10,17 +10,33 @@ use crate::telemetry::clients::ClientFigures;
 metric_group! {
     /// Metrics of the clients that cost most at the last scrape.
     pub struct ClientMetrics {
-        /// Calls of the clients that cost most, by client and kind of its name: certificate, user, address, unix, others
+        /// Calls of the clients that cost most, since the start, by `client` and `kind` of its name:
+        /// `certificate` (common name), `user` (of etcd), `address`, `unix`, `others` (beyond 1,024 clients)
+        ///
+        /// Only these clients have series (`--client-metrics-top`); those of a client begin and end with its
+        /// place among them
+        ///
+        /// Useful when: to see who causes load; `/clients` has all
         calls[client, kind]: Counter = "rangecache_client_calls_total";
-        /// Calls of these clients by from: memory, etcd, refused
+        /// Calls of these clients by `from`: `memory`, `etcd`, `refused`. Watches from memory are not counted
+        ///
+        /// Useful when: a client's reads reach etcd
         answers[client, kind, from]: Counter = "rangecache_client_answers_total";
-        /// Reads of ranges without a limit and RangeStreams of these clients
+        /// Reads of ranges without a limit, and RangeStreams, of these clients
+        ///
+        /// Useful when: a client lists too often
         lists[client, kind]: Counter = "rangecache_client_lists_total";
-        /// Bytes of these clients by direction: received, sent
+        /// Bytes of these clients by `direction`: `received` on connections, `sent` in responses
+        ///
+        /// Useful when: bandwidth is short
         bytes[client, kind, direction]: Counter = "rangecache_client_bytes_total";
-        /// Calls of these clients in flight
+        /// Calls of these clients in flight, watches included
+        ///
+        /// Useful when: one of them has most of `--max-calls`
         in_flight[client, kind]: Gauge = "rangecache_client_calls_in_flight";
         /// Open Watch streams of these clients
+        ///
+        /// Useful when: a client leaks watches
         watches[client, kind]: Gauge = "rangecache_client_watches";
         /// Excludes other scrapes while series are replaced.
         exporting: Mutex<()>;

@@ -5,15 +5,23 @@
 //!     /// Pages that clients have opened.
 //!     pub struct PageMetrics {
 //!         /// Open pages
+//!         ///
+//!         /// Useful when: clients list in pages
 //!         pub open: Gauge = "rangecache_pages";
-//!         /// Closed pages by reason: read, forgotten
+//!         /// Closed pages by `reason`: `read`, `forgotten`
+//!         ///
+//!         /// A page is forgotten after a minute
+//!         ///
+//!         /// Useful when: `forgotten` grows
 //!         closed[reason]: Counter = "rangecache_pages_closed_total", from_zero = ["read", "forgotten"];
 //!         newest: Mutex<Option<Page>>;
 //!     }
 //! }
 //! ```
 //!
-//! The doc comment is the help text. The name is the one on `/metrics`, with the suffixes of its unit and type. A field in
+//! The first paragraph of the doc comment is the help text. `make reference` writes the whole comment to
+//! `docs/reference/metrics.md`: what the metric measures, more about it if need be, and in the last paragraph when it is
+//! useful. The name is the one on `/metrics`, with the suffixes of its unit and type. A field in
 //! brackets has labels, and is a [`By`]; the series in `from_zero` exist from the start, because Prometheus' `increase()`
 //! does not see the first event of a series that begins with it. A field without a name is no metric, and has its default
 //! value.
@@ -75,8 +83,10 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// Registers a metric under the name that it has on `/metrics`. The registry appends the suffixes of unit and type itself.
-    fn register(&mut self, name: &str, help: &str, metric: impl Metric) {
+    /// Registers a metric under the name that it has on `/metrics`, with the first paragraph of its doc comment as help text. The
+    /// registry appends the suffixes of unit and type itself.
+    fn register(&mut self, name: &str, doc: &str, metric: impl Metric) {
+        let help = help_text(doc);
         let name = name.strip_suffix("_total").unwrap_or(name);
         let units = [("_seconds", Unit::Seconds), ("_bytes", Unit::Bytes)];
         let with_unit = units
@@ -89,18 +99,24 @@ impl Registrar {
     }
 }
 
+/// The first paragraph of a doc comment, without its marks of code.
+fn help_text(doc: &str) -> String {
+    let lines = doc.lines().map(str::trim).take_while(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ").replace('`', "")
+}
+
 /// Metric without labels that [`metric_group!`] can declare.
 pub trait Declared: Sized {
     /// Creates the metric and registers it.
-    fn declare(registrar: &mut Registrar, name: &'static str, help: &str) -> Self;
+    fn declare(registrar: &mut Registrar, name: &'static str, doc: &str) -> Self;
 }
 
 macro_rules! declared {
     ($($metric:ty),+) => {$(
         impl Declared for $metric {
-            fn declare(registrar: &mut Registrar, name: &'static str, help: &str) -> Self {
+            fn declare(registrar: &mut Registrar, name: &'static str, doc: &str) -> Self {
                 let metric = <$metric>::default();
-                registrar.register(name, help, metric.clone());
+                registrar.register(name, doc, metric.clone());
                 metric
             }
         }
@@ -110,9 +126,9 @@ macro_rules! declared {
 declared!(Counter, Gauge, FloatGauge, Latency);
 
 impl Declared for TracedLatency {
-    fn declare(registrar: &mut Registrar, name: &'static str, help: &str) -> TracedLatency {
+    fn declare(registrar: &mut Registrar, name: &'static str, doc: &str) -> TracedLatency {
         let (latency, exemplars) = (
-            Latency::declare(registrar, name, help),
+            Latency::declare(registrar, name, doc),
             Arc::new(Exemplars::new(name)),
         );
         registrar.exemplars.push(Arc::clone(&exemplars));
@@ -334,7 +350,7 @@ macro_rules! metric_group {
             fn register(registrar: &mut $crate::telemetry::metrics::Registrar) -> Self {
                 $all {
                     $($field: $crate::telemetry::metrics::metric_group!(
-                        @new registrar, concat!($($help),+), $metric, [$outer $(, $label)?], $name
+                        @new registrar, concat!($($help, "\n"),+), $metric, [$outer $(, $label)?], $name
                     ),)+
                 }
             }
@@ -389,7 +405,7 @@ macro_rules! metric_group {
             fn register(registrar: &mut $crate::telemetry::metrics::Registrar) -> Self {
                 $group {
                     $($field: $crate::telemetry::metrics::metric_group!(
-                        @new registrar, concat!($($help),+), $metric, [$($($label),+)?] $(, $name $(, $zero)?)?
+                        @new registrar, concat!($($help, "\n"),+), $metric, [$($($label),+)?] $(, $name $(, $zero)?)?
                     ),)+
                 }
             }
@@ -417,11 +433,11 @@ macro_rules! metric_group {
 
     (@new $registrar:ident, $help:expr, $metric:ty, []) => { <$metric>::default() };
     (@new $registrar:ident, $help:expr, $metric:ty, [], $name:literal) => {
-        <$metric as $crate::telemetry::metrics::Declared>::declare($registrar, $name, $help.trim_start())
+        <$metric as $crate::telemetry::metrics::Declared>::declare($registrar, $name, $help)
     };
     (@new $registrar:ident, $help:expr, $metric:ty, [$($label:ident),+], $name:literal $(, $zero:expr)?) => {
         $crate::telemetry::metrics::By::declare(
-            $registrar, $name, &[$(stringify!($label)),+], $help.trim_start(),
+            $registrar, $name, &[$(stringify!($label)),+], $help,
         )$(.from_zero($zero))?
     };
 

@@ -8,15 +8,31 @@ use super::{FloatGauge, metric_group};
 metric_group! {
     /// Tasks, panics and configured limits.
     pub struct ProcessMetrics {
-        /// 1, with version and commit of this build; the commit ends with -dirty if the sources differed from it
+        /// 1, with `version` and `commit` of this build; the commit ends with `-dirty` if the sources
+        /// differed from it
+        ///
+        /// It is `unknown` if neither a git tree nor `RANGECACHE_BUILD_COMMIT` told the build
+        ///
+        /// Useful when: versions differ between replicas
         build[version, commit]: Gauge = "rangecache_build_info";
         /// Panics, each of which is a bug that cost a call or restarted a task
+        ///
+        /// Useful when: **any increase is a bug**
         pub panics: Counter = "rangecache_panics_total";
         /// Running tasks: connections, calls, mirrors
+        ///
+        /// Useful when: it grows while the number of clients does not
         pub tasks: Gauge = "rangecache_tasks";
-        /// Configured limits, in the unit that each name ends with
+        /// Configured bounds by `limit`, in the unit that the name ends with
+        ///
+        /// Useful when: next to the metric that the bound limits
         limits[limit]: FloatGauge = "rangecache_limit";
-        /// Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid
+        /// Reloads of the flags by `result`: `changed`, `unchanged`, or `refused` because the flags are
+        /// invalid
+        ///
+        /// See [changes without a restart](flags.md#changes-without-a-restart)
+        ///
+        /// Useful when: `refused`: the log has the error
         reloads[result]: Counter = "rangecache_flag_reloads_total", from_zero = ["changed", "unchanged", "refused"];
     }
 }
