@@ -231,7 +231,7 @@ const DIFF_EXAMPLES: &str = "Examples:\n  \
     two members at a revision of the past, to find a corrupt one";
 
 /// Text above the flags of `static-pod`.
-const STATIC_POD: &str = "Install the manifest of a static pod in the folder of the kubelet, or remove it.\n\n\
+const STATIC_POD: &str = "Install the manifest of a static pod in the folder of the kubelet, remove it, or hold: wait for SIGTERM.\n\n\
     Takes the flags of serving that the manifest has. The manifest is written after `rangecache doctor` has passed with \
     them, and at once, so that the kubelet sees the whole text or the old one. If no process that was started afterwards is ready \
     within --ready-timeout, by the first of --listen-metrics-urls, the manifest before it comes back.\n\n\

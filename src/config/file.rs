@@ -10,6 +10,9 @@ use clap::Args;
 pub struct FileConfig {
     /// File of flags, one flag=value per line; the command line and the environment win over it. Read again on SIGHUP
     /// and POST /reload [default: none]
+    ///
+    /// When to change it: flags should change without a restart
+    /// (docs/reference/flags.md#changes-without-a-restart), or come from a ConfigMap
     #[arg(long = "flags-file", value_name = "FILE")]
     pub flags_file: Option<PathBuf>,
 }

@@ -20,18 +20,26 @@ pub struct DiffConfig {
     pub b: Url,
 
     /// Prefix of the keys to compare [default: every key]
+    ///
+    /// When to change it: compare only the keys with this prefix
     #[arg(long, value_name = "PREFIX")]
     pub prefix: Option<String>,
 
     /// Revision at which both are read [default: the lower one of their newest revisions]
+    ///
+    /// When to change it: read both at this past revision instead of the lower one of their newest
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub revision: Option<i64>,
 
     /// Differing keys to print; the comparison ends behind the last of them
+    ///
+    /// When to change it: more differing keys should be printed
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: u64,
 
     /// Keys per page: one page of each endpoint is in memory
+    ///
+    /// When to change it: fewer with very large values: one page of each endpoint is in memory
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..))]
     pub page_keys: u16,
 

@@ -21,6 +21,8 @@ pub struct ReplayConfig {
     pub recording: PathBuf,
 
     /// Pace: 1 as recorded, a number of times faster or slower, or max without pauses
+    ///
+    /// When to change it: reads are to be replayed faster or slower than recorded, or without pauses (`max`)
     #[arg(
         long,
         value_name = "1|N|max",
@@ -31,6 +33,8 @@ pub struct ReplayConfig {
     pub speed: Speed,
 
     /// Calls in flight at once; more of them wait, which is reported
+    ///
+    /// When to change it: the report of a replay says that the pace was not kept
     #[arg(
         long,
         value_name = "N",
@@ -41,6 +45,8 @@ pub struct ReplayConfig {
     pub concurrency: u32,
 
     /// Time limit of each call
+    ///
+    /// When to change it: slow calls of a replay are to fail earlier
     #[arg(
         long,
         value_name = "DURATION",
@@ -51,6 +57,8 @@ pub struct ReplayConfig {
     pub call_timeout: Duration,
 
     /// Form of the report
+    ///
+    /// When to change it: `json` for scripts
     #[arg(
         long,
         value_name = "FORMAT",

@@ -20,6 +20,8 @@ pub struct StaticPodConfig {
     pub action: StaticPodAction,
 
     /// Folder that the kubelet watches for manifests
+    ///
+    /// When to change it: the kubelet has another `staticPodPath`
     #[arg(
         long,
         value_name = "PATH",
@@ -29,6 +31,8 @@ pub struct StaticPodConfig {
     pub manifests_dir: PathBuf,
 
     /// File name of the manifest in that folder
+    ///
+    /// When to change it: a node runs more than one
     #[arg(
         long,
         value_name = "NAME",
@@ -38,7 +42,9 @@ pub struct StaticPodConfig {
     )]
     pub manifest_name: String,
 
-    /// Text of the manifest to install
+    /// Text of the manifest, which install needs
+    ///
+    /// When to change it: always; `STATIC_POD_MANIFEST` in the environment is its other form
     #[arg(
         long,
         value_name = "TEXT",
@@ -50,6 +56,8 @@ pub struct StaticPodConfig {
     pub manifest: Option<String>,
 
     /// Time for the new pod to become ready; afterwards the manifest before it comes back
+    ///
+    /// When to change it: the keyspace takes longer to load, or a failed update should be taken back earlier
     #[arg(
         long,
         value_name = "DURATION",
@@ -60,6 +68,10 @@ pub struct StaticPodConfig {
     pub ready_timeout: Duration,
 
     /// Name of this attempt: a manifest that did not become ready is not installed again under the same name
+    /// [default: none]
+    ///
+    /// When to change it: a failed manifest is to be tried again: it is refused under the same name;
+    /// `STATIC_POD_ATTEMPT` in the environment
     #[arg(
         long,
         value_name = "NAME",

@@ -15,42 +15,62 @@ const OTHER_BYTES: u64 = 128 << 20;
 #[command(next_help_heading = "Mirrors")]
 pub struct MirrorConfig {
     /// Prefix of the keys to mirror; repeat for more than one [default: the whole keyspace]
+    ///
+    /// When to change it: to mirror only prefixes that are listed and read
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     pub cache_prefix: Vec<String>,
 
     /// Prefix of keys to leave out of the mirrors; repeat for more than one
+    ///
+    /// When to change it: to leave out large prefixes that are rarely read, such as `/registry/events/`
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     pub no_cache_prefix: Vec<String>,
 
     /// Memory for all mirrors and their history; a mirror over it is disabled and its reads are forwarded [default:
     /// three quarters of the memory limit beyond 128 MiB]
+    ///
+    /// When to change it: other processes share the limit
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub cache_max_bytes: Option<u64>,
 
     /// Age up to which past revisions are answered from memory
+    ///
+    /// When to change it: paged lists take longer, or etcd compacts less often
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
     pub history_max_age: Duration,
 
     /// Memory for past revisions, per mirror; the oldest are dropped first
+    ///
+    /// When to change it: less with little memory; more with many modifications and pages that must stay readable
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
     pub history_max_bytes: u64,
 
     /// Time limit for proving that memory is fresh; the read is forwarded after it (the caller's own timeout also
     /// applies)
+    ///
+    /// When to change it: shorter if a read should go to etcd instead of waiting for a mirror that lags
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
     pub freshness_timeout: Duration,
 
     /// Age up to which serializable reads, and reads at a past revision that memory has, are answered from memory while no
     /// member of etcd answers; 0s disables it. The metadata rangecache-age-ms of such a response has the age
+    ///
+    /// When to change it: clients prefer old data, marked with their age, to errors while no member of etcd
+    /// answers: what is served (docs/consistency.md#while-no-member-answers); `0s` disables it
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0s")]
     pub serve_stale: Duration,
 
     /// Interval at which every mirror is compared with etcd in the background; 0s disables it
+    ///
+    /// When to change it: `0s` disables verification (docs/operations.md#verification)
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
     pub verify_interval: Duration,
 
     /// Prefixes of two parts, such as /registry/pods/, with metrics of their own (rangecache_prefix_…), those that cost
     /// most; 0 for none, which also leaves them out of the status page
+    ///
+    /// When to change it: more prefixes of two parts, such as `/registry/pods/`, should have metrics and a row on
+    /// the page; `0` for none, if not even prefixes of keys may be seen there
     #[arg(
         long = "prefix-metrics-top",
         value_name = "N",

@@ -14,6 +14,8 @@ use rangecache_base::net::Url;
 pub struct EtcdConfig {
     /// Client URLs of etcd's members, comma-separated: http://host:port, https://host:port, unix:///path or
     /// unixs:///path
+    ///
+    /// When to change it: always: name every member
     #[arg(
         long,
         value_name = "URL,…",
@@ -23,36 +25,55 @@ pub struct EtcdConfig {
     pub endpoints: Vec<Url>,
 
     /// etcd user for rangecache's own calls, where etcd's auth is on; needs read access to what is mirrored
+    ///
+    /// When to change it: etcd's auth is on: a user that may read the mirrored keys
     #[arg(long, value_name = "NAME[:PASSWORD]", hide_env_values = true)]
     pub user: Option<Secret>,
 
     /// Password for --user (then --user is only the name). Prefer the environment or --password-file
+    ///
+    /// When to change it: with `--user`; the command line is visible to other users, so prefer
+    /// `RANGECACHE_PASSWORD` or a file
     #[arg(long, value_name = "PASSWORD", hide_env_values = true)]
     pub password: Option<Secret>,
 
     /// File whose first line is the password for --user; it is read again whenever rangecache logs in
+    ///
+    /// When to change it: with `--user`: password from a file's first line
     #[arg(long, value_name = "PATH", conflicts_with = "password")]
     pub password_file: Option<PathBuf>,
 
     /// Way in which etcd identifies the users of calls: by tokens alone, or also by the common names of certificates. With
     /// certificate, memory answers callers whose certificate has the common name of --cert; calls of others without a token
     /// are forwarded while etcd's auth is on
+    ///
+    /// When to change it: `certificate` if etcd's users are the common names of certificates, and clients present
+    /// the same name as `--cert`: docs/security.md#callers-known-by-their-certificate
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = CallerIs::Token)]
     pub caller_is: CallerIs,
 
     /// Time limit for a call that waits for a connection to etcd; the call fails with Unavailable after it
+    ///
+    /// When to change it: shorter if clients should fail sooner while no member is reachable
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     pub connect_timeout: Duration,
 
     /// Interval of the probe of etcd's revision, compaction and auth while no read asks for them
+    ///
+    /// When to change it: longer with a hundred rangecaches on one etcd: each sends three small requests per
+    /// interval
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub probe_interval: Duration,
 
     /// Use of etcd's RangeStream; off: reads of etcd are pages and whole responses
+    ///
+    /// When to change it: `off` if a proxy between rangecache and etcd breaks streaming
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = RangeStream::Auto)]
     pub range_stream: RangeStream,
 
     /// Reaction to an etcd whose progress notifications cannot be trusted (before 3.4.31, 3.5.13, 3.6.0)
+    ///
+    /// When to change it: `refuse` to exit instead of forwarding all linearizable reads
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OldEtcd::Forward)]
     pub old_etcd: OldEtcd,
 }

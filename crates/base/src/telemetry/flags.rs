@@ -12,11 +12,16 @@ use crate::flags::parse_share;
 #[command(next_help_heading = "Log")]
 pub struct LogConfig {
     /// Form of the log on standard error [default: text on a terminal, otherwise json]
+    ///
+    /// When to change it: a log collector needs the other format
     #[arg(long = "log-format", value_name = "FORMAT", value_enum)]
     pub format: Option<LogFormat>,
 
     /// Level of rangecache's own lines: error, warn, info, debug or trace, also per module: info,rangecache::mirror=debug.
     /// Libraries log warnings, and more only if they are named: info,h2=debug
+    ///
+    /// When to change it: `debug` logs the phases of each read, at a cost. A level alone means rangecache's own
+    /// lines, with the warnings of libraries; lines of libraries only if they are named: `info,h2=debug`
     #[arg(long = "log-level", value_name = "LEVEL", default_value = "info")]
     pub level: String,
 }
@@ -56,10 +61,15 @@ impl LogConfig {
 #[command(next_help_heading = "Log")]
 pub struct AccessLogConfig {
     /// File that gets a line of JSON for each call, or - for standard output; opened again on SIGHUP [default: none]
+    ///
+    /// When to change it: a line per call is needed, in a file or, with `-`, on standard output: see
+    /// docs/operations.md#access-log
     #[arg(long = "access-log", value_name = "FILE")]
     pub file: Option<PathBuf>,
 
     /// Share of the calls that are logged, from 0 to 1; calls of one trace are logged together
+    ///
+    /// When to change it: a log of all calls is too much
     #[arg(
         long = "access-log-sample",
         value_name = "SHARE",
@@ -69,6 +79,8 @@ pub struct AccessLogConfig {
     pub sample: f64,
 
     /// Log the keys of reads, which may be secrets, instead of their prefix alone; `rangecache replay` needs them
+    ///
+    /// When to change it: reads are to be replayed, or keys explain a load; keys may be secrets
     #[arg(
         long = "access-log-keys",
         value_name = "BOOL",
@@ -94,6 +106,9 @@ impl AccessLogConfig {
 pub struct TraceConfig {
     /// Share of the traces that begin here, from 0 to 1; a caller's decision counts for its calls. Takes the place of
     /// OTEL_TRACES_SAMPLER, and changes without a restart [default: none]
+    ///
+    /// When to change it: the share of traces (docs/tracing.md) that begin here should change without a restart; it
+    /// takes the place of `OTEL_TRACES_SAMPLER`
     #[arg(long = "trace-sample", value_name = "SHARE", value_parser = parse_share)]
     pub trace_sample: Option<f64>,
 }

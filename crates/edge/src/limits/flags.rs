@@ -36,12 +36,17 @@ const MAX_BUFFER_BYTES: u64 = 2 << 30;
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
     /// Client connections served at once; more wait to be accepted [default: as many as fit 3/32 of the memory limit at
-    /// 192 KiB each, at most 16384]
+    /// 192 KiB each: 256 with 512 MiB, 1024 with 2 GiB, at most 16384]
+    ///
+    /// When to change it: more clients, for each of which the memory limit needs 192 KiB more; the hard limit of
+    /// file descriptors (`RLIMIT_NOFILE`) must be twice as high and 256 more, otherwise the bound is lowered
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: Option<u32>,
 
     /// Client connections of one IP address (of one /64 network with IPv6); more are closed [default: half of
     /// --max-connections, without a bound for loopback addresses, which all clients of a sidecar share]
+    ///
+    /// When to change it: many clients share an address (NAT, a load balancer), or one host must not have more
     #[arg(
         long = "max-connections-per-address",
         value_name = "N",
@@ -50,6 +55,8 @@ pub struct LimitsConfig {
     pub max_connections_per_address: Option<u32>,
 
     /// Calls in flight on one connection; its client delays more
+    ///
+    /// When to change it: one connection carries more watches and calls than this; etcd has no such bound
     #[arg(
         long,
         value_name = "N",
@@ -59,6 +66,8 @@ pub struct LimitsConfig {
     pub max_concurrent_streams: u32,
 
     /// Calls in flight on all connections, watches included; more are refused with a retryable Unavailable
+    ///
+    /// When to change it: more watches and waiting calls than this
     #[arg(
         long,
         value_name = "N",
@@ -68,15 +77,23 @@ pub struct LimitsConfig {
     pub max_calls: u32,
 
     /// Memory for requests, responses that wait for etcd or for their client, and conversions; calls over it are
-    /// refused with ResourceExhausted [default: what mirrors, watches and connections leave of the memory limit]
+    /// refused with ResourceExhausted [default: what mirrors, watches and connections leave of the memory limit,
+    /// 16 MiB to 2 GiB]
+    ///
+    /// When to change it: many connections with calls in flight; or lists larger than a quarter of it that are not
+    /// mirrored. All bounds together: docs/reference/flags.md#memory-in-all
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub buffer_max_bytes: Option<u64>,
 
     /// Time limit for a client to send a request message that it has begun
+    ///
+    /// When to change it: clients on slow networks send large writes
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
     pub request_timeout: Duration,
 
     /// Threads that serve calls [default: half the cores, at least 1; etcd and the clients need the others]
+    ///
+    /// When to change it: rangecache has a machine or a CPU limit of its own
     #[arg(
         long = "worker-threads",
         value_name = "N",
@@ -85,6 +102,8 @@ pub struct LimitsConfig {
     pub worker_threads: Option<u32>,
 
     /// Time that calls in flight get to complete when rangecache stops
+    ///
+    /// When to change it: calls take longer; `terminationGracePeriodSeconds` must be longer still
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub shutdown_timeout: Duration,
 }

@@ -46,6 +46,8 @@ impl Control {
 #[command(next_help_heading = "Listeners")]
 pub struct ListenConfig {
     /// URLs that clients connect to, comma-separated, with the same schemes; port 0 takes a free port, which is logged
+    ///
+    /// When to change it: clients are on other hosts (`https://`) or share a socket (`unix://`)
     #[arg(
         long = "listen-client-urls",
         value_name = "URL,…",
@@ -56,6 +58,9 @@ pub struct ListenConfig {
 
     /// URLs that clients connect to which may only read, comma-separated, with the same schemes and TLS settings: writes,
     /// transactions and administrative calls are refused with PermissionDenied [default: none]
+    ///
+    /// When to change it: some clients may only read: give them this URL, and let no network lead them to the other
+    /// (docs/security.md#read-only-listeners)
     #[arg(
         long = "read-only-listen-client-urls",
         value_name = "URL,…",
@@ -65,10 +70,14 @@ pub struct ListenConfig {
 
     /// URLs, comma-separated, that MemberList names as the client URLs of the only member, as with etcd's grpc-proxy: for
     /// clients that take their endpoints from etcd's members and would leave rangecache [default: none, etcd answers]
+    ///
+    /// When to change it: clients take their endpoints from the members of the cluster (docs/clients.md)
     #[arg(long = "advertise-client-urls", value_name = "URL,…", value_delimiter = ',')]
     pub advertise_client_urls: Vec<Url>,
 
     /// URLs of /livez, /readyz, /metrics and the status page, comma-separated; https:// uses --cert-file, too
+    ///
+    /// When to change it: Prometheus or the kubelet are on other hosts
     #[arg(
         long = "listen-metrics-urls",
         value_name = "URL,…",
@@ -80,20 +89,29 @@ pub struct ListenConfig {
     /// From where POST /reload, POST /forward-all and DELETE /forward-all are accepted on --listen-metrics-urls: loopback
     /// addresses and unix sockets (local), unix sockets alone (unix), or nowhere (off). Behind a proxy on the same host,
     /// such as a service mesh's, every client has a loopback address
+    ///
+    /// When to change it: `unix` or `off` where others than operators have a loopback address: behind a service
+    /// mesh's sidecar, a proxy on the same host, a tunnel (docs/security.md#web-pages)
     #[arg(long, value_name = "FROM", value_enum, default_value = "local")]
     pub control: Control,
 
     /// Mode of the listeners' unix sockets, octal
+    ///
+    /// When to change it: clients run as another user
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
     pub unix_socket_mode: u32,
 
     /// Share the ports with other processes (SO_REUSEPORT) and replace unix sockets, so that the next rangecache can
     /// take over before this one stops
+    ///
+    /// When to change it: restarts without a failed call (docs/operations.md#restart-without-a-failed-call)
     #[arg(long = "socket-reuse-port", visible_alias = "reuse-port")]
     pub reuse_port: bool,
 
     /// Allow clients on other machines to connect without TLS. Insecure: every client that reaches the port can read
     /// and write all of etcd
+    ///
+    /// When to change it: the network is trusted and clients cannot use TLS
     #[arg(
         long = "allow-plaintext-listener",
         value_name = "BOOL",
@@ -107,11 +125,16 @@ pub struct ListenConfig {
     /// Host names, comma-separated, under which HTTP/1 clients may call a listener without TLS, in addition to IP
     /// addresses, localhost and the hosts of the listening URLs; * permits all. Protects etcd from web pages (DNS
     /// rebinding)
+    ///
+    /// When to change it: HTTP/1 clients (probes, scrapers, the JSON gateway) call a listener without TLS by a name
+    /// other than `localhost` and those in the listening URLs; etcd's default permits every name
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub host_whitelist: Vec<String>,
 
     /// Origins of web pages that may call the client listeners, comma-separated, such as https://example.com; * permits
     /// all [default: none]
+    ///
+    /// When to change it: a web page may call the client listeners; etcd's default permits every page
     #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
     pub cors: Vec<String>,
 }

@@ -15,20 +15,28 @@ use rangecache_base::net::{Address, Url};
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "TLS")]
 pub struct TlsConfig {
-    /// CAs that must have issued etcd's certificate, PEM [default: the system's]
+    /// CAs that must have issued etcd's certificate, PEM [default: the system's CAs]
+    ///
+    /// When to change it: etcd's certificate is signed by a CA of your own
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
 
     /// Client certificate for etcd, PEM, with any intermediates; preferably without a CN, which etcd's auth takes for a
     /// user name
+    ///
+    /// When to change it: etcd requires client certificates; use one without a CN, see docs/security.md
     #[arg(long, value_name = "FILE")]
     pub cert: Option<PathBuf>,
 
     /// Key of --cert, PEM, not encrypted
+    ///
+    /// When to change it: with `--cert`
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
     /// Do not verify etcd's certificate. Insecure: for tests only
+    ///
+    /// When to change it: in tests only
     #[arg(
         long,
         value_name = "BOOL",
@@ -40,18 +48,26 @@ pub struct TlsConfig {
     pub insecure_skip_tls_verify: bool,
 
     /// Certificate of the https:// and unixs:// listeners, PEM, with any intermediates
+    ///
+    /// When to change it: for `https://` and `unixs://`
     #[arg(long, value_name = "FILE")]
     pub cert_file: Option<PathBuf>,
 
     /// Key of --cert-file, PEM, not encrypted
+    ///
+    /// When to change it: with `--cert-file`
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 
     /// CAs that must have issued clients' certificates, PEM; as in etcd, clients then need a certificate
+    ///
+    /// When to change it: clients must present a certificate signed by this CA
     #[arg(long, value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
 
     /// Refuse clients without a certificate from --trusted-ca-file
+    ///
+    /// When to change it: as in etcd; `--trusted-ca-file` alone has the same effect
     #[arg(
         long,
         value_name = "BOOL",
@@ -63,14 +79,20 @@ pub struct TlsConfig {
     pub client_cert_auth: bool,
 
     /// Revocation list of clients' certificates (CRL), PEM or DER, signed by the CA that issued the certificates
+    ///
+    /// When to change it: client certificates are revoked
     #[arg(long, value_name = "FILE")]
     pub client_crl_file: Option<PathBuf>,
 
     /// Host names, comma-separated; clients whose certificate is for none of them are refused
+    ///
+    /// When to change it: restrict client certificates to these host names
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub client_cert_allowed_hostname: Vec<String>,
 
     /// Generate a self-signed certificate for the listeners at each start; clients cannot verify it
+    ///
+    /// When to change it: encryption without certificate files, and without proof of the server's identity
     #[arg(
         long,
         value_name = "BOOL",
@@ -82,28 +104,41 @@ pub struct TlsConfig {
     pub auto_tls: bool,
 
     /// Oldest TLS version, on both sides
+    ///
+    /// When to change it: your policy requires it
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_2)]
     pub tls_min_version: TlsVersion,
 
     /// Newest TLS version, on both sides
+    ///
+    /// When to change it: your policy requires it
     #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_3)]
     pub tls_max_version: TlsVersion,
 
     /// Cipher suites of TLS 1.2, on both sides, comma-separated, under etcd's names; all suites of TLS 1.3 stay enabled
     /// unless some are named [default: all safe ones]
+    ///
+    /// When to change it: your policy requires it
     #[arg(long, value_name = "SUITE,…", value_delimiter = ',', value_parser = parse_suite)]
     pub cipher_suites: Vec<CipherSuite>,
 
     /// Interval at which certificates, keys, CAs and the CRL are checked for changes
+    ///
+    /// When to change it: replaced certificates must be used sooner
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub tls_reload_interval: Duration,
 
     /// Time limit for a client's handshake, the wait for its turn included
+    ///
+    /// When to change it: clients have high latency
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub tls_handshake_timeout: Duration,
 
     /// Clients' handshakes whose keys and signatures are computed at once; more wait for their turn, and a client that
     /// has sent nothing has none [default: half of --worker-threads, at least 1; requests keep the others]
+    ///
+    /// When to change it: more of the threads may compute handshakes while clients reconnect, at the cost of the
+    /// requests of others
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub tls_max_handshakes: Option<u32>,
 }
