@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use crate::flags::Switch as _;
+
 /// The process.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Process")]
@@ -11,13 +13,6 @@ pub struct ProcessConfig {
     ///
     /// When to change it: a crash is to be analysed, or the process profiled or traced by its own user: core dumps,
     /// gdb, strace and perf then see memory, with all that is mirrored
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long, switch())]
     pub core_dumps: bool,
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use crate::flags::parse_share;
+use crate::flags::{Switch as _, parse_share};
 
 /// Form and level of the log.
 #[derive(Args, Debug, Clone)]
@@ -81,14 +81,7 @@ pub struct AccessLogConfig {
     /// Log the keys of reads, which may be secrets, instead of their prefix alone; `rangecache replay` needs them
     ///
     /// When to change it: reads are to be replayed, or keys explain a load; keys may be secrets
-    #[arg(
-        long = "access-log-keys",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long = "access-log-keys", switch())]
     pub keys: bool,
 }
 

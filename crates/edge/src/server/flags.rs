@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 use crate::browser::BrowserRules;
-use rangecache_base::flags::parse_mode;
+use rangecache_base::flags::{Switch as _, parse_mode};
 use rangecache_base::net::{Transport, Url};
 
 /// From where requests that change the process are accepted.
@@ -112,14 +112,7 @@ pub struct ListenConfig {
     /// and write all of etcd
     ///
     /// When to change it: the network is trusted and clients cannot use TLS
-    #[arg(
-        long = "allow-plaintext-listener",
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long = "allow-plaintext-listener", switch())]
     pub allow_plaintext: bool,
 
     /// Host names, comma-separated, under which HTTP/1 clients may call a listener without TLS, in addition to IP

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use rustls::crypto::aws_lc_rs::ALL_CIPHER_SUITES;
 use rustls::{CipherSuite, SupportedCipherSuite};
 
-use rangecache_base::flags::parse_duration;
+use rangecache_base::flags::{Switch as _, parse_duration};
 use rangecache_base::net::{Address, Url};
 
 /// TLS on both sides: towards etcd and towards clients.
@@ -37,14 +37,7 @@ pub struct TlsConfig {
     /// Do not verify etcd's certificate. Insecure: for tests only
     ///
     /// When to change it: in tests only
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long, switch())]
     pub insecure_skip_tls_verify: bool,
 
     /// Certificate of the https:// and unixs:// listeners, PEM, with any intermediates
@@ -68,14 +61,7 @@ pub struct TlsConfig {
     /// Refuse clients without a certificate from --trusted-ca-file
     ///
     /// When to change it: as in etcd; `--trusted-ca-file` alone has the same effect
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long, switch())]
     pub client_cert_auth: bool,
 
     /// Revocation list of clients' certificates (CRL), PEM or DER, signed by the CA that issued the certificates
@@ -93,14 +79,7 @@ pub struct TlsConfig {
     /// Generate a self-signed certificate for the listeners at each start; clients cannot verify it
     ///
     /// When to change it: encryption without certificate files, and without proof of the server's identity
-    #[arg(
-        long,
-        value_name = "BOOL",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value_t = false
-    )]
+    #[arg(long, switch())]
     pub auto_tls: bool,
 
     /// Oldest TLS version, on both sides
