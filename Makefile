@@ -83,6 +83,10 @@ simulate-planted: rust-present ## Count the seeds until a simulation finds each 
 planted: tools linearizer rust-present ## Apply each bug of tests/planted and check that a test catches it; PLANTED=03 selects
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
+.PHONY: reference
+reference: rust-present ## Write docs/reference/flags.md and metrics.md again from the declarations in the source
+	UPDATE_REFERENCE=1 $(CARGO) test --quiet --locked --test contract reference_pages_are_generated
+
 mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml
 
 .PHONY: check

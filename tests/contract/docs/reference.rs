@@ -1,0 +1,186 @@
+//! The tables of docs/reference, which `make reference` writes from the declarations of flags and metrics.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use clap::{Arg, Command};
+
+use super::{files, read, root};
+
+/// Marks of the part of a page that is generated; what is outside of them is written by hand.
+const BEGIN: &str =
+    "<!-- Generated: `make reference` writes what follows from the declarations in the source. -->\n";
+const END: &str = "<!-- End of the generated part. -->\n";
+
+#[test]
+fn reference_pages_are_generated() {
+    let is_update = std::env::var_os("UPDATE_REFERENCE").is_some();
+    for (path, table) in [
+        ("docs/reference/flags.md", flags()),
+        ("docs/reference/metrics.md", metrics()),
+    ] {
+        let page = read(path);
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (_, after) = rest.split_once(END).unwrap();
+        let generated = format!("{before}{BEGIN}\n{table}\n{END}{after}");
+        if is_update {
+            std::fs::write(root().join(path), generated).unwrap();
+        } else {
+            assert!(
+                page == generated,
+                "{path} is not what the source declares: `make reference` writes it again"
+            );
+        }
+    }
+}
+
+/// Tables of the flags of serving by heading, and of those that each other command has in addition.
+fn flags() -> String {
+    let serving = rangecache::cli::command();
+    let heading = |flag: &Arg| flag.get_help_heading().unwrap().to_owned();
+    let mut headings: Vec<String> = serving.get_opts().map(heading).collect();
+    headings.dedup();
+    let mut tables: Vec<String> = headings
+        .iter()
+        .map(|name| {
+            let flags = serving.get_opts().filter(|flag| heading(flag) == *name);
+            format!("### {name}\n\n{}", rows(flags))
+        })
+        .collect();
+    let is_known = |flag: &Arg| {
+        serving
+            .get_opts()
+            .any(|known| known.get_long() == flag.get_long())
+    };
+    for command in serving.get_subcommands() {
+        let own: Vec<&Arg> = command.get_opts().filter(|flag| !is_known(flag)).collect();
+        if !own.is_empty() {
+            tables.push(format!("{}\n{}", introduction(command), rows(own.into_iter())));
+        }
+    }
+    tables.join("\n")
+}
+
+fn introduction(command: &Command) -> String {
+    let about = command.get_long_about().unwrap();
+    format!("### rangecache {}\n\n{about}\n", command.get_name())
+}
+
+fn rows<'a>(flags: impl Iterator<Item = &'a Arg>) -> String {
+    let mut table = "| flag | meaning | default | when to change it |\n|---|---|---|---|\n".to_owned();
+    for flag in flags {
+        let name = flag.get_long().unwrap();
+        let text = flag.get_long_help().map(ToString::to_string).unwrap_or_default();
+        let (help, when) = text.split_once("\n\nWhen to change it: ").unwrap_or_else(|| {
+            panic!("--{name}: its doc comment has no last paragraph \"When to change it: …\"")
+        });
+        // A default that depends on something is named in the text.
+        let (help, default) = match help.split_once(" [default: ") {
+            Some((help, default)) => (help, default.trim_end_matches(']').to_owned()),
+            None => (help, default_value(flag)),
+        };
+        let cells = [help, &default, &linked(when)].map(|cell| cell.replace('|', "\\|"));
+        writeln!(table, "| `--{name}` | {} |", cells.join(" | ")).unwrap();
+    }
+    table
+}
+
+/// The default in marks of code; switches have none.
+fn default_value(flag: &Arg) -> String {
+    let takes = flag.get_action().takes_values();
+    let default = flag.get_default_values().first().filter(|_| takes);
+    default.map_or_else(String::new, |value| format!("`{}`", value.to_string_lossy()))
+}
+
+/// `text` with a link in the place of each `docs/page.md#heading`.
+fn linked(text: &str) -> String {
+    let mut parts = text.split("docs/");
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && !"/.-_#".contains(c));
+        let path = part[..end.unwrap_or(part.len())].trim_end_matches('.');
+        let file = path.split_once('#').map_or(path, |(file, _)| file);
+        let page = file.rsplit_once('/').map_or(file, |(_, page)| page);
+        write!(out, "[{page}](../{path}){}", &part[path.len()..]).unwrap();
+    }
+    out
+}
+
+/// A metric as `metric_group!` declares it.
+#[derive(Default)]
+struct Metric {
+    name: String,
+    labels: Vec<String>,
+    /// Paragraphs of its doc comment.
+    doc: Vec<String>,
+}
+
+/// Metrics of every group in the source, the groups in the order of their first names.
+fn groups() -> Vec<Vec<Metric>> {
+    let mut groups = Vec::new();
+    for path in files("src", ".rs") {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for group in text.split("\nmetric_group! {").skip(1) {
+            groups.push(group_of(&group[..group.find("\n}\n").unwrap()]));
+        }
+    }
+    groups.sort_by(|a: &Vec<Metric>, b| a[0].name.cmp(&b[0].name));
+    groups
+}
+
+fn group_of(declaration: &str) -> Vec<Metric> {
+    let (mut metrics, mut labels_of_all, mut doc) = (Vec::new(), Vec::new(), Vec::<String>::new());
+    let mut is_new = true;
+    for line in declaration.lines().map(str::trim) {
+        if let Some(text) = line.strip_prefix("///") {
+            match doc.last_mut() {
+                Some(paragraph) if !is_new => paragraph.push_str(text),
+                _ if !text.is_empty() => doc.push(text.trim().to_owned()),
+                _ => {}
+            }
+            is_new = text.is_empty();
+            continue;
+        }
+        if let Some((_, label)) = line.split_once(" by ") {
+            labels_of_all.push(label.trim_end_matches(';').to_owned());
+        }
+        if let Some((field, name)) = line.split_once(" = \"rangecache_") {
+            let labels = field.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+            let labels = labels.map_or("", |(labels, _)| labels).split(", ");
+            let labels = labels.filter(|label| !label.is_empty()).map(str::to_owned);
+            metrics.push(Metric {
+                name: format!("rangecache_{}", name.split('"').next().unwrap()),
+                labels: labels_of_all.iter().cloned().chain(labels).collect(),
+                doc: std::mem::take(&mut doc),
+            });
+        }
+        doc.clear();
+        is_new = true;
+    }
+    metrics
+}
+
+/// Names of rangecache's own metrics.
+pub(super) fn metric_names() -> BTreeSet<String> {
+    let names: Vec<String> = groups().into_iter().flatten().map(|metric| metric.name).collect();
+    let set: BTreeSet<String> = names.iter().cloned().collect();
+    assert!(
+        set.len() > 30 && set.len() == names.len(),
+        "twice, or not found: {names:?}"
+    );
+    set
+}
+
+fn metrics() -> String {
+    let mut table = "| metric | labels | measures | useful when |\n|---|---|---|---|\n".to_owned();
+    for Metric { name, labels, doc } in groups().into_iter().flatten() {
+        let (useful, measures) = doc.split_last().unwrap();
+        let useful = useful
+            .strip_prefix("Useful when: ")
+            .unwrap_or_else(|| panic!("{name}: its doc comment has no last paragraph \"Useful when: …\""));
+        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let (labels, measures) = (labels.join(", "), measures.join(". "));
+        writeln!(table, "| `{name}` | {labels} | {measures} | {useful} |").unwrap();
+    }
+    table
+}
