@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::flags::Switch as _;
+use rangecache_base::flags::Switch as _;
 
 /// The process.
 #[derive(Args, Debug, Clone)]

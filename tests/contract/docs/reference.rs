@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use clap::{Arg, Command};
 
-use super::{files, read, root};
+use super::{product, read, root};
 
 /// Marks of the part of a page that is generated; what is outside of them is written by hand.
 const BEGIN: &str =
@@ -118,7 +118,7 @@ struct Metric {
 /// Metrics of every group in the source, the groups in the order of their first names.
 fn groups() -> Vec<Vec<Metric>> {
     let mut groups = Vec::new();
-    for path in files("src", ".rs") {
+    for path in product() {
         let text = std::fs::read_to_string(&path).unwrap();
         for group in text.split("\nmetric_group! {").skip(1) {
             groups.push(group_of(&group[..group.find("\n}\n").unwrap()]));
