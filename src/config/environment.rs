@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, CommandFactory as _};
 use super::flags::Config;
 
 /// Beginning of every variable's name.
-pub(super) const PREFIX: &str = "RANGECACHE_";
+const PREFIX: &str = "RANGECACHE_";
 
 /// Gives every flag of serving that `command` has its environment variable: `RANGECACHE_` and the long name.
 #[must_use]
@@ -25,7 +25,7 @@ pub fn with_environment(command: Command) -> Command {
 }
 
 /// The environment variable of a flag.
-fn variable(arg: &Arg) -> Option<String> {
+pub(super) fn variable(arg: &Arg) -> Option<String> {
     Some(variable_of(arg.get_long()?))
 }
 
@@ -207,16 +207,6 @@ pub fn given(settings: &[Setting]) -> String {
         .filter(|setting| setting.source != FlagOrigin::Default);
     let flags = given.map(|setting| format!("--{}={}", setting.flag, quoted(setting.shown())));
     flags.collect::<Vec<_>>().join(" ")
-}
-
-/// Whether a switch is on.
-pub(super) fn is_true(value: &str) -> bool {
-    ["true", "1", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
-}
-
-/// Whether a switch is off.
-pub(super) fn is_false(value: &str) -> bool {
-    ["false", "0", "no", "off"].contains(&value.to_ascii_lowercase().as_str())
 }
 
 /// The value of a flag as it would be written; `None` if it has none.

@@ -8,7 +8,7 @@ use clap::Args;
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "File")]
 pub struct FileConfig {
-    /// File of flags, one flag=value per line; the command line and the environment win over it. Read again on SIGHUP
+    /// File of settings as `rangecache config` prints them, one RANGECACHE_FLAG=value per line; the command line and the environment win over it. Read again on SIGHUP
     /// and POST /reload [default: none]
     ///
     /// When to change it: flags should change without a restart

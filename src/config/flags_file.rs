@@ -1,14 +1,15 @@
-//! The file of `--flags-file`: flags that are given neither on the command line nor in the environment.
+//! The file of `--flags-file`: variables that are set neither by the environment nor, as flags, on the command line. It has
+//! the form in which `rangecache config` prints the settings.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, CommandFactory as _};
+use clap::{ArgMatches, CommandFactory as _};
 
-use super::environment::{PREFIX, is_false, is_true};
+use super::environment::variable;
 use super::flags::Config;
 
 /// Longest file that is read, in bytes.
@@ -50,16 +51,16 @@ pub enum FlagsFileError {
         /// Why.
         error: std::io::Error,
     },
-    /// A line is not of the form flag=value.
-    #[error("--flags-file {}, line {line}: write flag=value, for example max-calls=1000, or # and a comment", path.display())]
+    /// A line is not of the form VARIABLE=value.
+    #[error("--flags-file {}, line {line}: write VARIABLE=value, for example RANGECACHE_MAX_CALLS=1000, or # and a comment", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
         /// Number of the line.
         line: usize,
     },
-    /// A line names no flag.
-    #[error("--flags-file {}, line {line}: {name} is no flag of serving: did you mean {nearest}?", path.display())]
+    /// A line names no flag of serving.
+    #[error("--flags-file {}, line {line}: {name} is no setting of rangecache: did you mean {nearest}?", path.display())]
     Unknown {
         /// The file.
         path: PathBuf,
@@ -67,7 +68,7 @@ pub enum FlagsFileError {
         line: usize,
         /// The name.
         name: String,
-        /// The flag that differs least from it.
+        /// The variable that differs least from it.
         nearest: String,
     },
     /// A value is not accepted, or a flag is given twice.
@@ -100,12 +101,13 @@ impl FlagsFile {
     }
 
     pub(super) fn parse(path: &Path, text: &str) -> Result<FlagsFile, FlagsFileError> {
-        let known = Config::command();
-        // It would name another file with other flags.
-        let known: BTreeSet<&str> = known
+        let command = Config::command();
+        // A file would name another file with other flags.
+        let flags = command
             .get_opts()
-            .filter_map(clap::Arg::get_long)
-            .filter(|flag| *flag != "flags-file")
+            .filter(|flag| flag.get_long() != Some("flags-file"));
+        let known: BTreeMap<String, &str> = flags
+            .filter_map(|flag| Some((variable(flag)?, flag.get_long()?)))
             .collect();
         let mut file = FlagsFile {
             path: path.to_owned(),
@@ -121,16 +123,16 @@ impl FlagsFile {
                 return Err(FlagsFileError::Malformed { path, line });
             };
             let (name, value) = (name.trim(), unquoted(value.trim()));
-            let flag = flag_of(name);
-            if !known.contains(flag.as_str()) {
-                let distance = |known: &&&str| strsim::damerau_levenshtein(known, &flag);
+            let Some(flag) = known.get(name) else {
+                let distance = |known: &&String| strsim::damerau_levenshtein(known, name);
                 return Err(FlagsFileError::Unknown {
                     path: path.to_owned(),
                     line,
                     name: name.to_owned(),
-                    nearest: (*known.iter().min_by_key(distance).unwrap_or(&"")).to_owned(),
+                    nearest: known.keys().min_by_key(distance).cloned().unwrap_or_default(),
                 });
-            }
+            };
+            let flag = (*flag).to_owned();
             let entry = FlagsFileLine { line, flag, value };
             file.check(&entry)?;
             file.entries.push(entry);
@@ -140,9 +142,7 @@ impl FlagsFile {
 
     /// Checks the value of `entry` with the flag's own parser.
     fn check(&self, entry: &FlagsFileLine) -> Result<(), FlagsFileError> {
-        let argument = entry.argument().map_err(|error| self.refused(entry, error))?;
-        let arguments = [Some(OsString::from("rangecache")), argument];
-        match Config::command().try_get_matches_from(arguments.into_iter().flatten()) {
+        match Config::command().try_get_matches_from([OsString::from("rangecache"), entry.argument()]) {
             Ok(_) => Ok(()),
             Err(error) => Err(self.refused(entry, summary(&error))),
         }
@@ -166,7 +166,7 @@ impl FlagsFile {
                 .find(|flag| flag.get_long() == Some(entry.flag.as_str()));
             let source = flag.and_then(|flag| given.value_source(flag.get_id().as_str()));
             if !matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
-                arguments.extend(entry.argument().ok().flatten());
+                arguments.push(entry.argument());
                 names.insert(entry.flag.clone());
             }
         }
@@ -175,45 +175,18 @@ impl FlagsFile {
 }
 
 impl FlagsFileLine {
-    /// The line as an argument; `None` for a switch that is off.
-    fn argument(&self) -> Result<Option<OsString>, String> {
-        let command = Config::command();
-        let flag = command
-            .get_opts()
-            .find(|flag| flag.get_long() == Some(self.flag.as_str()));
-        // Other flags of two values take one.
-        let is_switch = flag.is_some_and(|flag| {
-            let takes_value = flag.get_num_args().is_some_and(|values| values.takes_values());
-            matches!(flag.get_action(), ArgAction::SetTrue) && !takes_value
-        });
-        match self.value.as_str() {
-            value if is_switch && is_true(value) => Ok(Some(format!("--{}", self.flag).into())),
-            value if is_switch && is_false(value) => Ok(None),
-            value if is_switch => Err(format!("{value:?} is neither true nor false")),
-            value => Ok(Some(format!("--{}={value}", self.flag).into())),
-        }
+    /// The line as an argument.
+    fn argument(&self) -> OsString {
+        format!("--{}={}", self.flag, self.value).into()
     }
-}
-
-/// The flag that a line names: `max-calls`, `--max-calls`, `max_calls` or `RANGECACHE_MAX_CALLS`.
-fn flag_of(name: &str) -> String {
-    let name = name.strip_prefix("export ").unwrap_or(name).trim();
-    let name = name.strip_prefix("--").unwrap_or(name);
-    let name = name.strip_prefix(PREFIX).unwrap_or(name);
-    name.to_ascii_lowercase().replace('_', "-")
 }
 
 /// `value` without the quotes around it, as `rangecache config` writes them.
 fn unquoted(value: &str) -> String {
-    for quote in ['\'', '"'] {
-        let inner = value
-            .strip_prefix(quote)
-            .and_then(|value| value.strip_suffix(quote));
-        if let Some(inner) = inner {
-            return inner.replace(r"'\''", "'");
-        }
-    }
-    value.to_owned()
+    let inner = value
+        .strip_prefix('\'')
+        .and_then(|value| value.strip_suffix('\''));
+    inner.map_or_else(|| value.to_owned(), |inner| inner.replace(r"'\''", "'"))
 }
 
 /// First line of a parser's error.
@@ -232,16 +205,16 @@ mod tests {
     }
 
     #[test]
-    fn lines_name_flags_as_the_command_line_and_the_environment_do() {
-        let text = "# a comment\n\nmax-calls = 7\n--cache-prefix=/a/,/b/\nRANGECACHE_LOG_LEVEL='info,h2=debug'\n\
-                    socket-reuse-port=true\nauto_tls=false\n";
+    fn lines_are_variables_as_rangecache_config_prints_them() {
+        let text = "# a comment\n\nRANGECACHE_MAX_CALLS = 7\nRANGECACHE_CACHE_PREFIX=/a/,/b/\n\
+                    RANGECACHE_LOG_LEVEL='info,h2=debug'\nRANGECACHE_SOCKET_REUSE_PORT=true\nRANGECACHE_AUTO_TLS=false\n";
         let given = Config::command().try_get_matches_from(["rangecache"]).unwrap();
         let (arguments, names) = parse(text).unwrap().missing_in(&given);
         let expected = [
             "--max-calls=7",
             "--cache-prefix=/a/,/b/",
             "--log-level=info,h2=debug",
-            "--socket-reuse-port",
+            "--socket-reuse-port=true",
             "--auto-tls=false",
         ];
         assert_eq!(arguments, expected);
@@ -253,7 +226,9 @@ mod tests {
         let given = Config::command()
             .try_get_matches_from(["rangecache", "--max-calls=9"])
             .unwrap();
-        let (arguments, _) = parse("max-calls=7\nlog-level=warn").unwrap().missing_in(&given);
+        let (arguments, _) = parse("RANGECACHE_MAX_CALLS=7\nRANGECACHE_LOG_LEVEL=warn")
+            .unwrap()
+            .missing_in(&given);
         assert_eq!(arguments, ["--log-level=warn"]);
     }
 
@@ -261,13 +236,23 @@ mod tests {
     fn unusable_lines_are_refused_with_their_number() {
         for (text, says) in [
             (
-                "\nmax-cals=7",
-                "line 2: max-cals is no flag of serving: did you mean max-calls?",
+                "\nRANGECACHE_MAX_CALS=7",
+                "line 2: RANGECACHE_MAX_CALS is no setting of rangecache: did you mean RANGECACHE_MAX_CALLS?",
             ),
-            ("flags-file=other", "line 1: flags-file is no flag"),
-            ("max-calls", "line 1: write flag=value"),
-            ("max-calls=0", "line 1: invalid value '0' for '--max-calls"),
-            ("socket-reuse-port=perhaps", "neither true nor false"),
+            (
+                "RANGECACHE_FLAGS_FILE=other",
+                "line 1: RANGECACHE_FLAGS_FILE is no setting",
+            ),
+            ("max-calls=7", "line 1: max-calls is no setting"),
+            ("RANGECACHE_MAX_CALLS", "line 1: write VARIABLE=value"),
+            (
+                "RANGECACHE_MAX_CALLS=0",
+                "line 1: invalid value '0' for '--max-calls",
+            ),
+            (
+                "RANGECACHE_SOCKET_REUSE_PORT=perhaps",
+                "line 1: invalid value 'perhaps'",
+            ),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(says), "{error}");

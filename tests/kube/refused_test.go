@@ -39,10 +39,10 @@ func TestRefusedCalls(t *testing.T) {
 	must(t, "creating", err)
 
 	// The apiserver's watches alone are more.
-	front.reload(t, flagsFile, "max-calls=1")
+	front.reload(t, flagsFile, "RANGECACHE_MAX_CALLS=1")
 	server.expectRefused(t, "Unavailable", "too many calls are in flight")
 
-	front.reload(t, flagsFile, "when-behind=fail")
+	front.reload(t, flagsFile, "RANGECACHE_WHEN_BEHIND=fail")
 	etcd.kill()
 	server.expectRefused(t, "Unavailable", "the mirror is behind etcd")
 	server.restart(t, true)

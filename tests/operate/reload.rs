@@ -40,10 +40,14 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     let etcd = Etcd::start(Version::V3_7).await;
     let dir = TempDir::with_prefix("flags-").unwrap();
     let file = dir.path().join("flags");
-    let rangecache = with_file(&etcd, &dir, "max-calls=1000\nlog-level=debug\n")
-        .with("--shadow", "0.5")
-        .start()
-        .await;
+    let rangecache = with_file(
+        &etcd,
+        &dir,
+        "RANGECACHE_MAX_CALLS=1000\nRANGECACHE_LOG_LEVEL=debug\n",
+    )
+    .with("--shadow", "0.5")
+    .start()
+    .await;
     assert_eq!(limit(&rangecache, "max_calls").await, 1000.0);
     let (status, body) = send(&rangecache, Method::POST, "/reload").await;
     assert_eq!((status, body), (200, json!({"changed": [], "needs_restart": []})));
@@ -51,7 +55,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     // The command line wins over the file.
     write(
         &file,
-        "max-calls=2000\nlog-level=info\nmax-concurrent-streams=7\nshadow=0\nforward-max-small=3\n",
+        "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_LOG_LEVEL=info\nRANGECACHE_MAX_CONCURRENT_STREAMS=7\nRANGECACHE_SHADOW=0\nRANGECACHE_FORWARD_MAX_SMALL=3\n",
     );
     let (status, body) = send(&rangecache, Method::POST, "/reload").await;
     let changed = [
@@ -73,7 +77,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     // By the signal, too.
     write(
         &file,
-        "max-calls=3000\nlog-level=info\nmax-concurrent-streams=7\nforward-max-small=3\n",
+        "RANGECACHE_MAX_CALLS=3000\nRANGECACHE_LOG_LEVEL=info\nRANGECACHE_MAX_CONCURRENT_STREAMS=7\nRANGECACHE_FORWARD_MAX_SMALL=3\n",
     );
     rangecache.signal("HUP");
     until(SOON, "the signal reloads", async || {
@@ -87,18 +91,26 @@ async fn invalid_file_is_refused_as_a_whole_and_changes_nothing() {
     let etcd = Etcd::start(Version::V3_7).await;
     let dir = TempDir::with_prefix("flags-").unwrap();
     let file = dir.path().join("flags");
-    let rangecache = with_file(&etcd, &dir, "max-calls=1000\n").start().await;
+    let rangecache = with_file(&etcd, &dir, "RANGECACHE_MAX_CALLS=1000\n")
+        .start()
+        .await;
     for (text, says) in [
         (
-            "max-calls=2000\nmax-cals=1\n",
-            "line 2: max-cals is no flag of serving: did you mean max-calls?",
+            "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_MAX_CALS=1\n",
+            "line 2: RANGECACHE_MAX_CALS is no setting of rangecache: did you mean RANGECACHE_MAX_CALLS?",
         ),
         (
-            "max-calls=2000\nforward-max-small=none\n",
+            "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_FORWARD_MAX_SMALL=none\n",
             "line 2: invalid value 'none'",
         ),
-        ("max-calls=2000\nlog-level=loud\n", "is not a level"),
-        ("max-calls=2000\nfreshness-timeout=0s\n", "longer than zero"),
+        (
+            "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_LOG_LEVEL=loud\n",
+            "is not a level",
+        ),
+        (
+            "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_FRESHNESS_TIMEOUT=0s\n",
+            "longer than zero",
+        ),
     ] {
         write(&file, text);
         let (status, body) = send(&rangecache, Method::POST, "/reload").await;
@@ -187,7 +199,9 @@ async fn prefixes_change(version: Version) {
     let etcd = Etcd::start(version).await;
     let dir = TempDir::with_prefix("flags-").unwrap();
     let file = dir.path().join("flags");
-    let rangecache = with_file(&etcd, &dir, "cache-prefix=/a/\n").start().await;
+    let rangecache = with_file(&etcd, &dir, "RANGECACHE_CACHE_PREFIX=/a/\n")
+        .start()
+        .await;
     let (client, direct) = (rangecache.client().await, etcd.client().await);
     direct.put("/a/1", "one").await.unwrap();
     direct.put("/b/1", "one").await.unwrap();
@@ -202,7 +216,7 @@ async fn prefixes_change(version: Version) {
         .await;
 
     // A mirror is added; the other one serves meanwhile.
-    write(&file, "cache-prefix=/a/,/b/\n");
+    write(&file, "RANGECACHE_CACHE_PREFIX=/a/,/b/\n");
     let (status, body) = send(&rangecache, Method::POST, "/reload").await;
     assert_eq!(
         (status, &body["changed"]),
@@ -216,7 +230,7 @@ async fn prefixes_change(version: Version) {
     .await;
 
     // One is removed; its reads are forwarded, and its watch continues at etcd.
-    write(&file, "cache-prefix=/b/\n");
+    write(&file, "RANGECACHE_CACHE_PREFIX=/b/\n");
     let events = tokio::spawn(async move {
         let mut values = Vec::new();
         while values.len() < 100 {
@@ -247,7 +261,7 @@ async fn prefixes_change(version: Version) {
     assert_eq!(rangecache.admin("/readyz").await.status, 200);
 
     // It is added again: with all that was written meanwhile, and the watch returns to it.
-    write(&file, "cache-prefix=/a/,/b/\n");
+    write(&file, "RANGECACHE_CACHE_PREFIX=/a/,/b/\n");
     assert_eq!(send(&rangecache, Method::POST, "/reload").await.0, 200);
     until(SOON, "the mirror is loaded again", async || {
         is_from_memory(&rangecache, "/a/2").await.then_some(())

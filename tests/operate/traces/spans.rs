@@ -359,13 +359,13 @@ async fn reload_changes_the_share_of_traces() {
         response.expect("a response").body
     };
     client.put("/k", "not sampled").await.expect("etcd writes");
-    let changed = reload("trace-sample=1\n").await;
+    let changed = reload("RANGECACHE_TRACE_SAMPLE=1\n").await;
     assert!(changed.contains("trace-sample: none → 1"), "{changed}");
     client.put("/k", "sampled").await.expect("etcd writes");
     let is_put = |span: &Span| span.service == "rangecache" && span.name == PUT;
     let sampled = collector.span("a trace that begins here", is_put).await;
     assert_eq!(sampled.parent, "");
-    for flags in ["trace-sample=0\n", ""] {
+    for flags in ["RANGECACHE_TRACE_SAMPLE=0\n", ""] {
         let changed = reload(flags).await;
         assert!(changed.contains("trace-sample"), "{changed}");
         client.put("/k", "not sampled").await.expect("etcd writes");

@@ -1,5 +1,6 @@
 //! Switches: flags that are on or off.
 
+use clap::builder::BoolishValueParser;
 use clap::{Arg, ArgAction};
 
 /// Makes an argument a switch: `#[arg(long, switch())]` on a `bool`.
@@ -13,6 +14,7 @@ pub trait Switch {
 impl Switch for Arg {
     fn switch(self) -> Arg {
         self.action(ArgAction::Set)
+            .value_parser(BoolishValueParser::new())
             .value_name("BOOL")
             .num_args(0..=1)
             .require_equals(true)

@@ -105,7 +105,7 @@ pub struct ListenConfig {
     /// take over before this one stops
     ///
     /// When to change it: restarts without a failed call (docs/operations.md#restart-without-a-failed-call)
-    #[arg(long = "socket-reuse-port", visible_alias = "reuse-port")]
+    #[arg(long = "socket-reuse-port", visible_alias = "reuse-port", switch())]
     pub reuse_port: bool,
 
     /// Allow clients on other machines to connect without TLS. Insecure: every client that reaches the port can read
