@@ -5,18 +5,19 @@
 //! the block, unused, until the leaf is packed again. A block has entries of one leaf; snapshots and readers keep it alive.
 
 use std::fmt;
-use std::sync::Arc;
 
-use super::entry::Entry;
-use super::leaf::LEAF_MAX;
-use super::memory::{ARC_HEADER_BYTES, class_bytes};
-use super::node::Ledger;
+use super::memory::class_bytes;
 
 /// Length from which an entry keeps an allocation of its own, in bytes: it is sent by reference anyway, and its unused bytes
 /// would be many.
 pub(super) const ENTRY_MAX_BYTES: usize = 4 << 10;
 /// Bytes of a block at most.
-const BLOCK_MAX_BYTES: usize = 32 << 10;
+pub(super) const BLOCK_MAX_BYTES: usize = 32 << 10;
+
+/// Memory of a block beyond its bytes.
+pub(super) const BLOCK_HEADER_BYTES: usize = 48;
+/// Entries of a block at most.
+pub(super) const BLOCK_MAX_ENTRIES: usize = 32;
 
 /// The encoded entries.
 pub(super) struct Block {
@@ -27,132 +28,14 @@ pub(super) struct Block {
 
 /// Part of an entry of this length in the memory of a block whose entries all have it, in bytes.
 pub(super) fn share_bytes(length: usize) -> u64 {
-    let entries = (BLOCK_MAX_BYTES / length).clamp(1, LEAF_MAX);
-    let block = class_bytes(entries * length) + class_bytes(ARC_HEADER_BYTES + size_of::<Block>());
-    block.div_ceil(entries) as u64
+    let entries = (BLOCK_MAX_BYTES / length).clamp(1, BLOCK_MAX_ENTRIES);
+    let block_bytes = class_bytes(entries * length) + BLOCK_HEADER_BYTES;
+    block_bytes.div_ceil(entries) as u64
 }
 
 impl fmt::Debug for Block {
     /// Shows the length only: values must not be logged (I10).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block of {} bytes", self.bytes.len())
-    }
-}
-
-/// Moves the entries that can be moved into new blocks: those of blocks, and small ones that nothing else holds. Returns the
-/// memory of the blocks beyond the entries' own bytes.
-pub(super) fn pack(entries: &mut [Entry], ledger: &mut Ledger) -> u64 {
-    let mut movable: Vec<usize> = (0..entries.len())
-        .filter(|index| entries[*index].is_movable())
-        .collect();
-    let mut beyond = 0;
-    while let [first, ..] = movable[..] {
-        let mut bytes = Vec::new();
-        let mut taken = 0;
-        for index in &movable {
-            let [head, tail] = entries[*index].encoded().as_slices();
-            if taken > 0 && bytes.len() + head.len() + tail.len() > BLOCK_MAX_BYTES {
-                break;
-            }
-            bytes.extend_from_slice(head);
-            bytes.extend_from_slice(tail);
-            taken += 1;
-        }
-        if taken == 1 {
-            entries[first] = entries[first].detached();
-        } else {
-            let length = bytes.len();
-            let bytes = bytes.into_boxed_slice();
-            let born = ledger.epoch;
-            ledger.packed_bytes += length as u64;
-            let block = Arc::new(Block { born, bytes });
-            let mut start = 0;
-            for index in &movable[..taken] {
-                let end = start + entries[*index].encoded_len();
-                entries[*index] = Entry::in_block(&block, start, end);
-                start = end;
-            }
-            beyond += class_bytes(length) - length + class_bytes(ARC_HEADER_BYTES + size_of::<Block>());
-        }
-        movable.drain(..taken);
-    }
-    beyond as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cache::testing::KeyValue;
-
-    /// Entries `00`, `01` and so on, with values of these sizes.
-    fn entries(sizes: &[usize]) -> Vec<Entry> {
-        let entry = |(index, size): (usize, &usize)| {
-            KeyValue::new(format!("{index:02}"), 1, vec![b'v'; *size]).entry()
-        };
-        sizes.iter().enumerate().map(entry).collect()
-    }
-
-    /// Index of each entry's block, in the order of the blocks.
-    fn blocks_of(entries: &[Entry]) -> Vec<Option<usize>> {
-        let mut seen: Vec<*const Block> = Vec::new();
-        let number = |entry: &Entry| {
-            let block = Arc::as_ptr(entry.block()?.0);
-            let known = seen.iter().position(|other| *other == block);
-            Some(known.unwrap_or_else(|| {
-                seen.push(block);
-                seen.len() - 1
-            }))
-        };
-        entries.iter().map(number).collect()
-    }
-
-    #[test]
-    fn neighbours_follow_one_another_in_one_block() {
-        let mut packed = entries(&[10, 0, 3000, 200]);
-        let plain: Vec<_> = packed
-            .iter()
-            .map(|entry| entry.encoded().contiguous().into_owned())
-            .collect();
-        let mut ledger = Ledger::default();
-        let beyond = pack(&mut packed, &mut ledger);
-        let (block, _) = packed[0].block().unwrap();
-        assert_eq!(
-            &*block.bytes,
-            plain.concat(),
-            "the bytes of a response, without a gap"
-        );
-        for (entry, plain) in packed.iter().zip(&plain) {
-            assert_eq!(entry.encoded().contiguous(), &plain[..]);
-            assert_eq!(entry.memory_bytes(), plain.len() as u64);
-        }
-        let length = plain.concat().len();
-        assert_eq!(ledger.packed_bytes, length as u64);
-        assert!(beyond as usize >= class_bytes(length) - length && beyond < 1 << 10);
-    }
-
-    #[test]
-    fn entries_that_are_large_or_held_elsewhere_stay_where_they_are() {
-        let mut packed = entries(&[10, ENTRY_MAX_BYTES, 10, 10]);
-        let held = packed[2].clone();
-        pack(&mut packed, &mut Ledger::default());
-        assert_eq!(blocks_of(&packed), [Some(0), None, None, Some(0)]);
-        drop(held);
-        pack(&mut packed, &mut Ledger::default());
-        assert_eq!(blocks_of(&packed), [Some(0), None, Some(0), Some(0)]);
-    }
-
-    #[test]
-    fn block_is_bounded_and_an_entry_alone_has_none() {
-        let mut packed = entries(&[3000; 21]);
-        pack(&mut packed, &mut Ledger::default());
-        let of = blocks_of(&packed);
-        assert_eq!((of[9], of[10], of[19], of[20]), (Some(0), Some(1), Some(1), None));
-        for (block, _) in packed.iter().filter_map(Entry::block) {
-            assert!(block.bytes.len() <= BLOCK_MAX_BYTES);
-        }
-        // What is left of a block when its neighbours are gone leaves it, too.
-        packed.drain(1..);
-        pack(&mut packed, &mut Ledger::default());
-        assert_eq!(blocks_of(&packed), [None]);
     }
 }

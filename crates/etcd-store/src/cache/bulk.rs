@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{
     entry::Entry,
     leaf::{LEAF_MAX, LEAF_MIN, Leaf},
-    node::{INNER_MAX, Ledger, Node, Slot, Summary},
+    ledger::Ledger,
+    node::{INNER_MAX, Node, Slot, Summary},
     separator::{Separators, separator_between},
 };
 

@@ -5,11 +5,14 @@
 
 use std::ops::Deref;
 
-use super::{block, entry::Entry, memory::class_bytes, node::Ledger, separator::separator_between};
+use super::{
+    block::BLOCK_MAX_ENTRIES, entry::Entry, ledger::Ledger, memory::class_bytes, pack::pack,
+    separator::separator_between,
+};
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
 /// bit set.
-pub(super) const LEAF_MAX: usize = 32;
+pub(super) const LEAF_MAX: usize = BLOCK_MAX_ENTRIES;
 /// Smallest number of entries: below it a leaf is merged with its neighbour, or filled from it. A quarter, so that
 /// alternating puts and deletes do not split and merge a leaf each time.
 pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
@@ -59,7 +62,7 @@ impl Leaf {
             ledger.leave_block(entry);
             ledger.entry_bytes -= entry.memory_bytes();
         }
-        self.block_waste_bytes = block::pack(&mut self.entries, ledger);
+        self.block_waste_bytes = pack(&mut self.entries, ledger);
         ledger.entry_bytes += self.entries.iter().map(Entry::memory_bytes).sum::<u64>();
     }
 

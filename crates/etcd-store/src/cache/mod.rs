@@ -7,7 +7,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
-//! | `block` | small entries of a leaf in one allocation |
+//! | `block`, `pack` | small entries of a leaf in one allocation |
+//! | `ledger` | memory of a tree, as modifications count it |
 //! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
 //! | `event_log` | the events of the window, found by revision |
 //! | `missed` | keys of events that the log has dropped before its follower took them |
@@ -44,9 +45,11 @@ mod history;
 mod interval_tree;
 mod json;
 mod leaf;
+mod ledger;
 mod memory;
 mod missed;
 mod node;
+mod pack;
 mod query;
 mod rope;
 mod select;

@@ -10,7 +10,8 @@ use super::{
     bulk,
     entry::Entry,
     leaf::Leaf,
-    node::{Body, Inner, Ledger, Node, Slot, Split, Summary, writable},
+    ledger::Ledger,
+    node::{Body, Inner, Node, Slot, Split, Summary, writable},
     separator::Separators,
 };
 use etcd_wire::protobuf::to_usize;

@@ -58,7 +58,7 @@ fn packed() -> (Vec<KeyValue>, Vec<Entry>) {
     };
     let plain: Vec<_> = (0..PACKED).map(|index| key_value(length(index))).collect();
     let mut entries: Vec<_> = plain.iter().map(KeyValue::entry).collect();
-    crate::cache::block::pack(&mut entries, &mut crate::cache::node::Ledger::default());
+    crate::cache::pack::pack(&mut entries, &mut crate::cache::ledger::Ledger::default());
     (plain, entries)
 }
 
@@ -223,7 +223,7 @@ fn entry_is_joined_to_none_of_another_block() {
     let value = |fill: u8| KeyValue::new("key", 1, vec![fill; 200]);
     let packed = |fill: u8| {
         let mut entries = vec![value(fill).entry(), value(fill).entry()];
-        crate::cache::block::pack(&mut entries, &mut crate::cache::node::Ledger::default());
+        crate::cache::pack::pack(&mut entries, &mut crate::cache::ledger::Ledger::default());
         entries
     };
     let (of_a, of_b) = (packed(b'a'), packed(b'b'));
