@@ -364,3 +364,6 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
     }
     FeedEnd::Lost(format!("etcd cancelled the watch: {}", response.cancel_reason))
 }
+
+#[cfg(test)]
+mod tests;
