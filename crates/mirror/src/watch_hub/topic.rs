@@ -263,3 +263,104 @@ impl Picks {
         Ok(self.list.range(first..))
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_store::cache::{HistoryLimits, Store, Tree};
+
+    const ALL: (usize, u64) = (usize::MAX, u64::MAX);
+
+    /// A pick of every event of a batch with one event for each of `revisions`.
+    pub(in crate::watch_hub) fn pick(revisions: &[i64]) -> Pick {
+        let puts = revisions.iter().zip(["a", "b", "c"]);
+        let changes = puts.map(|(revision, key)| Change::put(KeyValue::new(key, *revision, "v").entry()));
+        let mut store = Store::new(Tree::default(), 1, HistoryLimits::default(), Duration::ZERO);
+        store.apply(changes.collect(), *revisions.last().unwrap(), Duration::ZERO);
+        let batch = store.log().batches_after(0).next().unwrap().clone();
+        let events: Vec<_> = (0..3).take(revisions.len()).collect();
+        Pick::new(&batch, &events).unwrap()
+    }
+
+    /// Revisions of the events that are taken.
+    fn take(
+        topic: &Topic,
+        through: i64,
+        reached: i64,
+        (max_events, max_bytes): (usize, u64),
+    ) -> Result<Vec<i64>, BehindTopic> {
+        let taken = topic.take(through, reached, max_events, max_bytes)?;
+        Ok(taken
+            .iter()
+            .flat_map(Pick::events)
+            .map(Change::revision)
+            .collect())
+    }
+
+    #[test]
+    fn bounds_end_behind_a_whole_revision_in_the_first_batch_and_in_a_later_one() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[2, 2, 3]));
+        topic.push(pick(&[4, 4, 5]));
+        assert_eq!(take(&topic, 1, 5, (1, u64::MAX)), Ok(vec![2, 2]));
+        assert_eq!(take(&topic, 1, 5, (usize::MAX, 1)), Ok(vec![2, 2]));
+        assert_eq!(take(&topic, 1, 5, (3, u64::MAX)), Ok(vec![2, 2, 3]));
+        assert_eq!(take(&topic, 1, 5, (4, u64::MAX)), Ok(vec![2, 2, 3, 4, 4]));
+        assert_eq!(take(&topic, 2, 5, ALL), Ok(vec![3, 4, 4, 5]));
+    }
+
+    #[test]
+    fn events_above_the_reached_revision_are_not_seen() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[2]));
+        topic.push(pick(&[5]));
+        assert_eq!(take(&topic, 1, 4, ALL), Ok(vec![2]));
+        assert_eq!(topic.first_after(2, 4), Ok(None));
+        assert_eq!(topic.first_after(2, 5), Ok(Some(5)));
+        assert_eq!(topic.first_after(5, 9), Ok(None));
+    }
+
+    #[test]
+    fn trimmed_events_end_the_positions_before_them_and_no_others() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[2]));
+        topic.push(pick(&[7]));
+        topic.trim_through(4);
+        assert_eq!(topic.complete_after(), 4);
+        assert_eq!(take(&topic, 1, 7, ALL), Err(BehindTopic));
+        assert_eq!(topic.first_after(1, 7), Err(BehindTopic));
+        // There was no event between.
+        assert_eq!(take(&topic, 2, 7, ALL), Ok(vec![7]));
+    }
+
+    #[test]
+    fn missed_event_ends_the_positions_before_it() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[2]));
+        topic.miss(6);
+        topic.push(pick(&[8]));
+        assert_eq!(take(&topic, 5, 8, ALL), Err(BehindTopic));
+        assert_eq!(take(&topic, 6, 8, ALL), Ok(vec![8]));
+    }
+
+    #[test]
+    fn older_events_come_before_the_others_and_trimmed_ones_are_back() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[5]));
+        topic.push(pick(&[9]));
+        topic.trim_through(7);
+        topic.extend_back(vec![pick(&[3]), pick(&[5])], 2);
+        assert_eq!(topic.complete_after(), 2);
+        assert_eq!(take(&topic, 2, 9, ALL), Ok(vec![3, 5, 9]));
+    }
+
+    #[test]
+    fn older_events_of_an_empty_topic_are_seen() {
+        let topic = Topic::new(9);
+        topic.extend_back(vec![pick(&[3]), pick(&[5])], 2);
+        assert_eq!(take(&topic, 3, 9, ALL), Ok(vec![5]));
+    }
+}
