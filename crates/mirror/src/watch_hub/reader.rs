@@ -237,3 +237,105 @@ impl Drop for Reader {
         self.watcher.is_gone.store(true, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::watch_hub::tests::join;
+    use crate::watch_hub::topic::tests::pick;
+    use rangecache_base::telemetry::Reason;
+
+    /// A generation that has reached revision 5, with events at 2, 2, 3 and 5, and a reader of those from
+    /// `first_revision` on.
+    fn reader(first_revision: i64) -> (Reader, Arc<HubWatcher>) {
+        let generation = Arc::new(Generation::new(1, HistoryId::FIRST, 5));
+        let topic = Arc::new(Topic::new(1));
+        topic.push(pick(&[2, 2, 3]));
+        topic.push(pick(&[5]));
+        Reader::new(
+            &generation,
+            &topic,
+            &Arc::default(),
+            &join("a", "", first_revision),
+        )
+    }
+
+    fn take(reader: &mut Reader) -> Result<Vec<i64>, ReaderEnd> {
+        match reader.take(100, 1 << 20) {
+            Taken::Events(picked) => Ok(picked.iter().map(Change::revision).collect()),
+            Taken::Nothing { .. } | Taken::Refused => Ok(Vec::new()),
+            Taken::Ended(end) => Err(end),
+        }
+    }
+
+    #[test]
+    fn events_of_a_dropped_mirror_are_taken_before_its_end() {
+        let (mut reader, _watcher) = reader(3);
+        let end = ReaderEnd::Dropped(Reason::Loading);
+        reader.generation.set_end(end);
+        assert!(reader.has_ended());
+        assert_eq!(take(&mut reader), Ok(vec![3, 5]));
+        assert_eq!(take(&mut reader), Err(end));
+    }
+
+    #[test]
+    fn events_of_a_replaced_history_are_not_taken() {
+        let (mut reader, _watcher) = reader(2);
+        let end = ReaderEnd::Replaced { revision: 4 };
+        reader.generation.set_end(end);
+        assert_eq!(take(&mut reader), Err(end));
+    }
+
+    #[test]
+    fn watcher_that_is_cut_gets_no_more_events_and_nothing_proves_those_it_had() {
+        let (mut reader, watcher) = reader(2);
+        assert!(!reader.is_unproven(5) && reader.is_unproven(6));
+        watcher.cut();
+        assert!(reader.is_pending());
+        assert_eq!(take(&mut reader), Err(ReaderEnd::FeedLost));
+        assert!(reader.is_unproven(5));
+        assert!(!reader.is_unproven(0), "nothing was sent");
+    }
+
+    #[test]
+    fn watcher_continues_elsewhere_behind_the_last_revision_without_a_pending_event() {
+        let (mut reader, watcher) = reader(3);
+        assert_eq!(reader.covered(), 2, "the event at 3 is pending");
+        reader.take(1, 1 << 20);
+        assert_eq!(reader.covered(), 4, "nothing happened at 4");
+        assert_eq!(take(&mut reader), Ok(vec![5]));
+        reader.generation.reach(8);
+        assert_eq!(reader.covered(), 8);
+        assert_eq!(take(&mut reader), Ok(vec![]));
+        assert_eq!(watcher.through.load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn watcher_of_the_future_does_not_fall_back_to_the_reached_revision() {
+        let (mut reader, _watcher) = reader(9);
+        assert_eq!(take(&mut reader), Ok(vec![]));
+        assert_eq!(reader.covered(), 8);
+        reader.topic.push(pick(&[7, 9]));
+        reader.generation.reach(9);
+        assert_eq!(take(&mut reader), Ok(vec![9]));
+    }
+
+    #[test]
+    fn skipped_events_reach_over_batches() {
+        let (mut reader, _watcher) = reader(2);
+        let Taken::Events(picked) = reader.take(100, 1 << 20) else {
+            panic!("there are events");
+        };
+        let from = |skipped| {
+            picked
+                .iter_from(skipped)
+                .map(Change::revision)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((picked.events(), picked.last_revision()), (4, 5));
+        assert_eq!(from(0), [2, 2, 3, 5]);
+        assert_eq!(from(2), [3, 5]);
+        assert_eq!(from(3), [5]);
+        assert_eq!(from(4), [0; 0]);
+    }
+}
