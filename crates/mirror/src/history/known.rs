@@ -259,3 +259,98 @@ fn gap(raft_index: u64, revision: i64) -> i64 {
         .unwrap_or(i64::MAX)
         .saturating_sub(revision)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(cluster_id: u64, revision: i64, raft_term: u64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id,
+            revision,
+            raft_term,
+            ..ResponseHeader::default()
+        }
+    }
+
+    /// A history of cluster 7, at revision 10 and raft term 3, with a raft index 100 above the revision.
+    fn history() -> Arc<History> {
+        let history = History::new(HistoryId::FIRST);
+        assert!(history.note_cluster(7));
+        history.note_known(10);
+        history.note_identity(header(7, 10, 3));
+        history.note_raft_index(110, 10);
+        Arc::new(history)
+    }
+
+    fn before(history: &Arc<History>) -> Before {
+        Before::new(Arc::clone(history), 0, 0)
+    }
+
+    #[test]
+    fn first_cluster_that_has_an_id_decides() {
+        let history = History::new(HistoryId::FIRST);
+        assert!(history.note_cluster(0));
+        assert!(history.may_be_of_cluster(8));
+        assert!(history.note_cluster(7));
+        assert!(!history.note_cluster(8));
+        assert!(!history.may_be_of_cluster(8));
+        assert!(history.note_cluster(7) && history.may_be_of_cluster(7));
+    }
+
+    #[test]
+    fn late_note_of_a_lower_revision_changes_nothing() {
+        let history = history();
+        for (revision, expected) in [(12, 12), (11, 12), (13, 13)] {
+            history.note_known(revision);
+            history.note_shown(revision);
+            history.note_compacted(revision);
+            assert_eq!(history.known(), expected);
+            assert_eq!(history.shown(), expected);
+            assert_eq!(history.compacted(), expected);
+        }
+    }
+
+    #[test]
+    fn check_continues_at_no_lower_revision_and_in_no_other_cluster() {
+        let before = before(&history());
+        assert!(before.continues_with(&header(7, 10, 3), None));
+        assert!(before.continues_with(&header(7, 11, 3), None));
+        assert!(!before.continues_with(&header(7, 9, 3), None));
+        assert!(!before.continues_with(&header(8, 11, 3), None));
+    }
+
+    #[test]
+    fn check_is_compared_with_what_was_known_when_it_began() {
+        let history = history();
+        let before = before(&history);
+        history.note_known(20);
+        history.note_raft_index(520, 20);
+        history.note_identity(header(7, 20, 4));
+        let shown = header(7, 10, 3);
+        assert!(!before.needs_raft_index(&shown));
+        assert!(before.continues_with(&shown, Some(110)));
+    }
+
+    #[test]
+    fn raft_index_that_is_nearer_to_the_revision_is_of_another_log() {
+        let history = history();
+        // A lower bound: a member that lags shows a smaller difference than was seen.
+        history.note_raft_index(111, 12);
+        let before = before(&history);
+        assert!(before.log_continues(20, 120));
+        assert!(before.log_continues(20, 500));
+        assert!(!before.log_continues(20, 119));
+        assert!(!before.continues_with(&header(7, 20, 2), Some(119)));
+        assert!(before.continues_with(&header(7, 20, 2), Some(120)));
+    }
+
+    #[test]
+    fn raft_term_alone_decides_where_there_is_no_raft_index() {
+        let before = before(&history());
+        assert!(before.needs_raft_index(&header(7, 20, 2)));
+        assert!(!before.needs_raft_index(&header(7, 20, 3)));
+        assert!(!before.continues_with(&header(7, 20, 2), Some(0)));
+        assert!(before.continues_with(&header(7, 20, 3), Some(0)));
+    }
+}
