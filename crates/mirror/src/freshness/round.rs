@@ -194,3 +194,129 @@ impl Round {
         self.done.notify_waiters();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    /// Rounds that gather `reads`.
+    fn gathering(rounds: &mut Rounds, reads: u64) {
+        let round = Round::default();
+        round.state.lock().reads = reads;
+        rounds.gathering = Some(Arc::new(round));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn round_is_due_at_once_while_none_is_in_flight() {
+        let mut rounds = Rounds::default();
+        assert!(!rounds.is_due(SLOW_ROUND), "no read waits");
+        gathering(&mut rounds, 1);
+        assert!(rounds.is_due(SLOW_ROUND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn round_starts_next_to_a_slow_one_up_to_the_bound() {
+        let mut rounds = Rounds::default();
+        gathering(&mut rounds, 1);
+        (rounds.in_flight, rounds.last_sent) = (1, Some(Instant::now()));
+        tokio::time::advance(SLOW_ROUND - MILLISECOND).await;
+        assert!(!rounds.is_due(SLOW_ROUND));
+        tokio::time::advance(MILLISECOND).await;
+        assert!(rounds.is_due(SLOW_ROUND));
+        rounds.in_flight = MAX_ROUNDS;
+        assert!(!rounds.is_due(SLOW_ROUND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn round_after_a_large_one_waits_for_most_of_its_reads_or_the_delay() {
+        let mut rounds = Rounds::default();
+        rounds.in_flight = 1;
+        rounds.record_done(16);
+        gathering(&mut rounds, 13);
+        assert!(!rounds.is_due(SLOW_ROUND));
+        gathering(&mut rounds, 14);
+        assert!(rounds.is_due(SLOW_ROUND));
+        gathering(&mut rounds, 1);
+        assert!(!rounds.is_due(SLOW_ROUND));
+        tokio::time::advance(COALESCE_DELAY).await;
+        assert!(rounds.is_due(SLOW_ROUND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn large_round_is_expected_again_after_one_small_round_and_not_after_two() {
+        let mut rounds = Rounds::default();
+        // The reads that have joined the next round meanwhile count as well.
+        gathering(&mut rounds, 4);
+        rounds.in_flight = 3;
+        rounds.record_done(4);
+        gathering(&mut rounds, 1);
+        rounds.in_flight = 1;
+        rounds.record_done(0);
+        assert!(!rounds.is_due(SLOW_ROUND));
+        rounds.in_flight = 1;
+        rounds.record_done(0);
+        assert!(rounds.is_due(SLOW_ROUND));
+    }
+
+    #[test]
+    fn check_reads_at_the_lowest_past_revision_of_its_reads() {
+        let mut state = RoundState::default();
+        let at = [0, 9, 5, 7, 0].map(|at| {
+            state.add_read(at);
+            state.at
+        });
+        assert_eq!(at, [0, 9, 5, 5, 5]);
+        assert_eq!(state.reads, 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_of_two_connections_has_to_reach_from_the_check_to_what_it_covers() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let proof = Proof {
+            header: ResponseHeader::default(),
+            history: HistoryId::FIRST,
+            at: 0,
+            sent: at(10),
+            connection_opened: at(5),
+        };
+        // Sent before the check: by the check's connection.
+        assert!(proof.covers(at(20), at(5)));
+        assert!(!proof.covers(at(1), at(4)));
+        // Sent after it: by the other connection.
+        assert!(proof.covers(at(10), at(15)));
+        assert!(!proof.covers(at(11), at(15)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_a_round_wakes_all_of_its_reads_a_batch_at_a_time() {
+        const READS: u64 = 3 * WAKE_BATCH + 1;
+        let (round, woken) = (Arc::new(Round::default()), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..READS {
+            let (round, woken) = (Arc::clone(&round), Arc::clone(&woken));
+            tokio::spawn(async move {
+                round.wait().await.unwrap_err();
+                woken.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        tokio::task::yield_now().await;
+        round.state.lock().result = Some(Err(Unproven::Compacted(3)));
+        let batch = usize::try_from(WAKE_BATCH).unwrap();
+        let mut waking = Box::pin(round.wake(READS));
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        for turn in 1..=3 {
+            assert!(waking.as_mut().poll(&mut context).is_pending());
+            tokio::task::yield_now().await;
+            assert_eq!(woken.load(Ordering::Relaxed), turn * batch);
+        }
+        waking.await;
+        tokio::task::yield_now().await;
+        assert_eq!(woken.load(Ordering::Relaxed), 3 * batch + 1);
+        // A read that looks after the end does not wait.
+        assert_eq!(round.wait().await.unwrap_err(), Unproven::Compacted(3));
+    }
+}
