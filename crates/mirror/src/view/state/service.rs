@@ -260,3 +260,184 @@ impl Mirror {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_store::cache::{HistoryLimits, Tree};
+    use etcd_store::keyspace::scope::Scope;
+    use rangecache_base::telemetry::Metrics;
+
+    /// A mirror of everything, loaded at revision 10, without a feed.
+    fn loaded() -> Mirror {
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
+        mirror.fill(mirror.epoch(), store(10)).unwrap();
+        mirror
+    }
+
+    fn serving() -> Mirror {
+        let mirror = loaded();
+        mirror.put_in_service(mirror.epoch()).unwrap();
+        mirror
+    }
+
+    fn store(revision: i64) -> Store {
+        Store::new(
+            Tree::default(),
+            revision,
+            HistoryLimits::default(),
+            Duration::ZERO,
+        )
+    }
+
+    fn put(key: &str, revision: i64) -> Vec<Change> {
+        vec![Change::put(KeyValue::new(key, revision, "value").entry())]
+    }
+
+    #[test]
+    fn mirror_is_served_once_its_feed_is_proven() {
+        let mirror = loaded();
+        assert!(mirror.revision().is_err());
+        assert!(!mirror.was_in_service());
+        mirror.put_in_service(mirror.epoch()).unwrap();
+        assert_eq!(mirror.revision(), Ok(10));
+    }
+
+    #[test]
+    fn late_changes_of_an_ended_epoch_are_rejected() {
+        let mirror = serving();
+        let old = mirror.epoch();
+        mirror.replace_history(0);
+        mirror.fill(mirror.epoch(), store(3)).unwrap();
+        mirror.put_in_service(mirror.epoch()).unwrap();
+        let dropped = ReaderEnd::Dropped(Reason::Loading);
+        assert_eq!(mirror.fill(old, store(20)), Err(StaleEpoch));
+        assert_eq!(mirror.put_in_service(old), Err(StaleEpoch));
+        assert!(mirror.apply(old, put("a", 11), 11).is_err());
+        assert_eq!(mirror.advance(old, 12), Err(StaleEpoch));
+        assert_eq!(mirror.lose_feed(old, false), Err(StaleEpoch));
+        assert!(mirror.anchor(old).is_err());
+        assert_eq!(
+            mirror.drop_contents(old, Reason::Loading, dropped),
+            Err(StaleEpoch)
+        );
+        assert_eq!(mirror.end_epoch(old, Reason::Panicked), Err(StaleEpoch));
+        assert_eq!(mirror.revision(), Ok(3));
+    }
+
+    #[test]
+    fn progress_at_an_old_revision_changes_nothing() {
+        let mirror = serving();
+        for (progress, revision) in [(9, 10), (10, 10), (12, 12), (11, 12)] {
+            mirror.advance(mirror.epoch(), progress).unwrap();
+            assert_eq!(mirror.revision(), Ok(revision));
+        }
+    }
+
+    #[test]
+    fn lost_feed_leaves_the_contents_to_the_next_one() {
+        let mirror = serving();
+        let epoch = mirror.epoch();
+        mirror.lose_feed(epoch, false).unwrap();
+        assert_eq!(mirror.revision(), Err(Reason::FeedLost));
+        assert_eq!(mirror.anchor(epoch).unwrap().unwrap().revision, 10);
+        assert_eq!(mirror.last_view().unwrap().revision, 10);
+        let dropped = ReaderEnd::Dropped(Reason::Loading);
+        mirror.drop_contents(epoch, Reason::Loading, dropped).unwrap();
+        assert_eq!(mirror.revision(), Err(Reason::Loading));
+        assert!(mirror.anchor(epoch).unwrap().is_none());
+        assert!(mirror.last_view().is_none());
+        assert_eq!(mirror.put_in_service(epoch), Err(StaleEpoch));
+    }
+
+    #[test]
+    fn anchor_names_the_last_event_that_has_changed_the_mirror() {
+        let mirror = serving();
+        let epoch = mirror.epoch();
+        let anchor = || mirror.anchor(epoch).unwrap().unwrap();
+        mirror.apply(epoch, put("a", 10), 10).unwrap();
+        assert_eq!(
+            (anchor().last_event, anchor().key),
+            (None, None),
+            "the load has it"
+        );
+        mirror.apply(epoch, put("b", 12), 12).unwrap();
+        mirror.apply(epoch, put("a", 11), 11).unwrap();
+        mirror.advance(epoch, 15).unwrap();
+        assert_eq!(anchor().last_event, Some(12));
+        assert_eq!(anchor().key.as_deref(), Some(&b"b"[..]));
+        assert_eq!(anchor().revision, 15);
+    }
+
+    #[test]
+    fn watchers_learn_the_first_cause_that_has_dropped_the_contents() {
+        let mirror = serving();
+        let epoch = mirror.epoch();
+        let compacted = ReaderEnd::Compacted { compact_revision: 30 };
+        mirror.drop_contents(epoch, Reason::Loading, compacted).unwrap();
+        // The load that follows has nothing to drop.
+        let dropped = ReaderEnd::Dropped(Reason::Loading);
+        mirror.drop_contents(epoch, Reason::Loading, dropped).unwrap();
+        let ended = mirror.observe(0, 0).ended;
+        assert!(matches!(
+            ended,
+            Some((1, ReaderEnd::Compacted { compact_revision: 30 }))
+        ));
+    }
+
+    #[test]
+    fn epoch_that_ends_by_wrong_contents_ends_watchers_as_replaced_and_others_do_not() {
+        for (reason, is_replaced) in [
+            (Reason::Mismatch, true),
+            (Reason::HistoryReplaced, true),
+            (Reason::Panicked, false),
+            (Reason::NotMirrored, false),
+        ] {
+            let mirror = serving();
+            mirror.end_epoch(mirror.epoch(), reason).unwrap();
+            assert_eq!(mirror.revision(), Err(reason));
+            let (_, ended) = mirror.observe(0, 0).ended.unwrap();
+            assert_eq!(matches!(ended, ReaderEnd::Replaced { revision: 10 }), is_replaced);
+            assert_eq!(ended == ReaderEnd::Dropped(reason), !is_replaced);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_without_a_leader_begins_at_the_first_lost_feed_and_ends_with_the_next_one() {
+        let mirror = serving();
+        let (epoch, lost) = (mirror.epoch(), Instant::now());
+        for has_no_leader in [true, false, true] {
+            mirror.lose_feed(epoch, has_no_leader).unwrap();
+            tokio::time::advance(Duration::from_secs(1)).await;
+            assert_eq!(mirror.observe(0, 0).no_leader_since, Some(lost));
+        }
+        mirror.put_in_service(epoch).unwrap();
+        assert_eq!(mirror.observe(0, 0).no_leader_since, None);
+    }
+
+    #[test]
+    fn hub_sees_the_lowest_revision_at_which_a_feed_has_resumed_since_it_looked() {
+        let mirror = serving();
+        let epoch = mirror.epoch();
+        mirror.advance(epoch, 15).unwrap();
+        mirror.put_in_service(epoch).unwrap();
+        assert_eq!(mirror.follow(Some(10), 1).0.resumed_at, Some(10));
+        mirror.put_in_service(epoch).unwrap();
+        assert_eq!(mirror.follow(Some(15), 1).0.resumed_at, Some(15));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_an_epoch_is_seen_by_those_that_come_late() {
+        let mirror = serving();
+        let old = mirror.epoch();
+        let waiting = mirror.epoch_ended(old);
+        mirror.replace_history(0);
+        waiting.await;
+        mirror.epoch_ended(old).await;
+        let current = mirror.epoch_ended(mirror.epoch());
+        assert!(futures_util::FutureExt::now_or_never(current).is_none());
+    }
+}
