@@ -226,3 +226,49 @@ impl Body for PacedBody {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cost bytes that each load reads at once.
+    const FREE: u64 = 4_000_000;
+
+    #[tokio::test(start_paused = true)]
+    async fn first_bytes_of_a_load_are_free_and_the_next_ones_are_paid_for() {
+        let load = Arc::new(LoadPacing::new()).begin();
+        load.charge(FREE);
+        assert_eq!(load.due(), None);
+        let began = Instant::now();
+        load.charge(FREE);
+        assert!(load.due().is_some());
+        load.pay().await;
+        assert_eq!(load.due(), None);
+        #[allow(clippy::cast_precision_loss, reason = "fewer than 2^53 bytes")]
+        let share = began.elapsed().as_secs_f64() * load.rate() / FREE as f64;
+        assert!((0.99..1.01).contains(&share), "{share}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn loads_at_the_same_time_share_one_rate() {
+        let pacing = Arc::new(LoadPacing::new());
+        let (one, other) = (pacing.begin(), pacing.begin());
+        one.charge(2 * FREE);
+        assert_eq!(other.due(), None, "each load has bytes that are free");
+        one.charge(FREE);
+        assert!(other.due().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_the_last_load_ends_the_pace_and_that_of_another_does_not() {
+        let pacing = Arc::new(LoadPacing::new());
+        let (one, other) = (pacing.begin(), pacing.begin());
+        one.charge(4 * FREE);
+        drop(one);
+        assert!(other.due().is_some());
+        drop(other);
+        let next = pacing.begin();
+        next.charge(FREE);
+        assert_eq!(next.due(), None);
+    }
+}
