@@ -342,3 +342,130 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, SOON};
+
+    /// Waits until the mirror is at a revision, or out of service for a reason.
+    async fn until(mirror: &Mirror, expected: Result<i64, Reason>) {
+        let mut changes = mirror.changes();
+        let changed = changes.wait_for(|()| mirror.revision() == expected);
+        let reached = tokio::time::timeout(SOON, changed).await;
+        assert!(reached.is_ok(), "{:?} instead of {expected:?}", mirror.revision());
+    }
+
+    fn loads(mirror: &Mirror, cause: LoadCause) -> u64 {
+        mirror.metrics.reloads.of(cause.as_str()).get()
+    }
+
+    #[tokio::test]
+    async fn mirror_is_loaded_and_follows_etcd() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let mirror = mirrors.at(0).unwrap();
+        start(&mirrors, 0);
+        until(mirror, Ok(4)).await;
+        bench.etcd.lock().revision = 9;
+        mirror.want(mirrors.cluster_state.history(), 9);
+        until(mirror, Ok(9)).await;
+        assert_eq!(loads(mirror, LoadCause::Start), 1);
+        assert_eq!(bench.etcd.lock().watches.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn replaced_history_is_loaded_again_at_once() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let mirror = mirrors.at(0).unwrap();
+        start(&mirrors, 0);
+        until(mirror, Ok(4)).await;
+        bench.etcd.lock().put("d", "new");
+        let before = mirrors.cluster_state.before_check();
+        mirrors.set.replace_history(&before, 0, "restored");
+        until(mirror, Ok(5)).await;
+        assert_eq!(loads(mirror, LoadCause::Dropped(Reason::HistoryReplaced)), 1);
+        assert!(mirror.view().unwrap().tree.get(b"d").is_some());
+    }
+
+    #[tokio::test]
+    async fn failed_load_is_retried() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let mirror = mirrors.at(0).unwrap();
+        bench.etcd.lock().cluster_id = 0;
+        start(&mirrors, 0);
+        let retried = async {
+            while loads(mirror, LoadCause::LoadFailed) < 2 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(SOON, retried).await.unwrap();
+        assert_eq!(mirror.revision().err(), Some(Reason::Loading));
+        bench.etcd.lock().cluster_id = 7;
+        until(mirror, Ok(4)).await;
+    }
+
+    #[tokio::test]
+    async fn mirror_that_does_not_fit_is_out_of_service_until_it_does() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&["--cache-max-bytes", "2KiB"]);
+        let mirror = mirrors.at(0).unwrap();
+        bench.etcd.lock().put("d", &"x".repeat(4096));
+        start(&mirrors, 0);
+        until(mirror, Err(Reason::OverBudget)).await;
+        bench.etcd.lock().put("d", "small");
+        until(mirror, Ok(6)).await;
+        assert!(loads(mirror, LoadCause::MayFit) >= 1);
+        assert_eq!(loads(mirror, LoadCause::LoadFailed), 0);
+    }
+
+    #[tokio::test]
+    async fn mirror_is_loaded_again_once_its_feed_cannot_be_resumed() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let mirror = mirrors.at(0).unwrap();
+        bench.fill().await;
+        // Nothing proves a feed of contents that were loaded before a compaction, without a connection of theirs.
+        let store = Store::new(
+            bench
+                .mirror()
+                .anchor(bench.mirror().epoch())
+                .unwrap()
+                .unwrap()
+                .tree,
+            4,
+            mirrors.history_limits,
+            mirror.now(),
+        );
+        mirror.fill(mirror.epoch(), store).unwrap();
+        bench.etcd.lock().revision = 9;
+        bench.etcd.lock().compacted = 9;
+        let mut lifecycle = Lifecycle {
+            mirrors: &mirrors,
+            mirror,
+            load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
+            reason_while_loading: Reason::Loading,
+        };
+        let following = lifecycle.follow(mirror.epoch(), None);
+        let cause = tokio::time::timeout(SOON, following).await.unwrap();
+        assert!(matches!(cause, LoadCause::Compacted(_)), "{cause:?}");
+        assert_eq!(mirror.revision().err(), Some(Reason::Loading));
+        let (_, ended) = mirror.observe(0, 0).ended.unwrap();
+        assert!(matches!(ended, ReaderEnd::Compacted { .. }), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn removed_mirror_drops_its_contents_and_ends() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let slot = mirrors.set.get(0).unwrap();
+        start(&mirrors, 0);
+        until(&slot.mirror, Ok(4)).await;
+        slot.remove();
+        tokio::time::timeout(SOON, slot.ended.cancelled()).await.unwrap();
+        assert_eq!(slot.mirror.revision(), Err(Reason::NotMirrored));
+        assert!(slot.mirror.anchor(slot.mirror.epoch()).unwrap().is_none());
+    }
+}

@@ -292,3 +292,108 @@ pub(super) fn background(telemetry: &Telemetry, name: &'static str, mirror: &Mir
     span.set("rangecache.mirror", mirror.name.clone());
     Some(span)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    const SCOPES: [&str; 4] = ["--cache-prefix", "/a/", "--cache-prefix", "/b/"];
+
+    #[tokio::test]
+    async fn interval_is_held_by_the_mirror_that_has_all_of_it() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        let position = |key: &str, end: &str| {
+            let interval = Interval::from_request(key.as_bytes(), end.as_bytes());
+            let holding = mirrors.holding(&interval).map(|mirror| &mirror.scope);
+            let position = mirrors.position_holding(&interval);
+            assert_eq!(
+                holding,
+                position.map(|position| &mirrors.at(position).unwrap().scope)
+            );
+            position
+        };
+        assert_eq!(position("/a/1", ""), Some(0));
+        assert_eq!(position("/b/", "/b0"), Some(1));
+        assert_eq!(position("/a/", "/b0"), None);
+        assert_eq!(position("/c/1", ""), None);
+        mirrors.set.get(0).unwrap().remove();
+        assert_eq!(position("/a/1", ""), None);
+        assert_eq!(position("/b/1", ""), Some(1));
+        assert!(mirrors.at(0).is_some(), "watches refer to its position");
+    }
+
+    #[tokio::test]
+    async fn memory_that_is_switched_off_closes_every_hub() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        // Watches of a removed mirror may still be open.
+        mirrors.set.get(0).unwrap().remove();
+        for (is_on, is_change) in [(false, false), (true, true), (true, false), (false, true)] {
+            assert_eq!(mirrors.forward_all(is_on), is_change);
+            assert_eq!(mirrors.forwards_all(), is_on);
+            let mut hubs = mirrors.set.every().map(|slot| &slot.hub);
+            assert!(hubs.all(|hub| hub.is_closed() == is_on));
+        }
+    }
+
+    #[tokio::test]
+    async fn process_is_ready_without_mirrors_that_a_reload_adds() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        let awaited = || {
+            mirrors
+                .awaited()
+                .map(|mirror| mirror.name.clone())
+                .collect::<Vec<_>>()
+        };
+        let first = awaited();
+        assert_eq!(first.len(), 2);
+        let scopes = scopes(&["/c/".to_owned()], &[]);
+        let added = Mirror::new(
+            scopes.into_iter().next().unwrap(),
+            Arc::clone(&mirrors.cluster_state),
+            &mirrors.telemetry.metrics,
+        );
+        let slot = MirrorSlot::new(added, Arc::default(), true, CancellationToken::new());
+        let added = mirrors.set.add(slot).unwrap();
+        assert_eq!(awaited(), first);
+        let added = mirrors.at(added).unwrap();
+        crate::testing::serve(added, 10);
+        assert_eq!(awaited().len(), 3);
+        added.lose_feed(added.epoch(), false).unwrap();
+        assert_eq!(awaited().len(), 3, "it was in service");
+        mirrors.set.get(0).unwrap().remove();
+        assert_eq!(awaited()[0], first[1]);
+    }
+
+    #[tokio::test]
+    async fn compaction_above_a_revision_refuses_it_only_in_its_history() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        mirrors.compacted(HistoryId::FIRST, 9);
+        mirrors.compacted(HistoryId::FIRST, 7);
+        assert_eq!(mirrors.reported_compaction(8), Some(9));
+        assert_eq!(mirrors.reported_compaction(9), None);
+        let before = mirrors.cluster_state.before_check();
+        mirrors.set.replace_history(&before, 3, "restored");
+        assert_eq!(mirrors.reported_compaction(8), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_has_to_be_older_than_the_first_removal_among_its_mirrors() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        assert_eq!(mirrors.opened_by([0, 1].into_iter()), None);
+        let mut removed = Vec::new();
+        for position in [1, 0] {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            crate::testing::serve(mirrors.at(position).unwrap(), 10);
+            mirrors.set.get(position).unwrap().remove();
+            removed.push(Instant::now());
+        }
+        assert_eq!(mirrors.opened_by([0, 1].into_iter()), Some(removed[0]));
+        assert_eq!(mirrors.opened_by([0].into_iter()), Some(removed[1]));
+    }
+}

@@ -185,3 +185,132 @@ impl MirrorSet {
         self.all().for_each(|mirror| mirror.replace_history(revision));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::testing::live;
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_store::cache::{HistoryLimits, Store, Tree};
+    use etcd_store::keyspace::scope::Scope;
+    use rangecache_base::telemetry::{Metrics, Reason};
+
+    const MAX_BYTES: u64 = 1 << 20;
+
+    fn slot(prefix: &str, cluster_state: &Arc<ClusterState>) -> MirrorSlot {
+        let scope = Scope::prefix(prefix.as_bytes());
+        let mirror = Mirror::new(scope, Arc::clone(cluster_state), &Metrics::default());
+        MirrorSlot::new(mirror, Arc::default(), false, CancellationToken::new())
+    }
+
+    /// Mirrors of `/a/` and `/b/` with 1 MiB.
+    fn set() -> MirrorSet {
+        let cluster_state = Arc::<ClusterState>::default();
+        let slots = ["/a/", "/b/"].map(|prefix| slot(prefix, &cluster_state));
+        let live = live(&["--cache-max-bytes", "1MiB"]);
+        MirrorSet::new(slots.into(), cluster_state, live)
+    }
+
+    /// Puts the mirror in service with one value of this size.
+    fn serve(mirror: &Mirror, bytes: usize) {
+        let tree = Tree::from_sorted(std::iter::once(
+            KeyValue::new("/a/key", 9, "x".repeat(bytes)).entry(),
+        ));
+        let store = Store::new(tree, 10, HistoryLimits::default(), Duration::ZERO);
+        mirror.fill(mirror.epoch(), store).unwrap();
+        mirror.put_in_service(mirror.epoch()).unwrap();
+    }
+
+    #[test]
+    fn mirror_may_take_what_the_others_leave_and_removed_ones_leave_all() {
+        let set = set();
+        let [one, other] = [0, 1].map(|position| set.get(position).unwrap());
+        serve(&one.mirror, 700_000);
+        assert_eq!(
+            set.budget_of(&one.mirror),
+            MAX_BYTES,
+            "its own bytes do not count"
+        );
+        let left = MAX_BYTES - one.mirror.memory_bytes();
+        assert!(left < 400_000);
+        assert_eq!(set.budget_of(&other.mirror), left);
+        assert!(set.within_budget(&one.mirror));
+        serve(&other.mirror, 400_000);
+        assert!(!set.within_budget(&one.mirror) && !set.within_budget(&other.mirror));
+        one.remove();
+        assert!(set.within_budget(&other.mirror));
+    }
+
+    #[test]
+    fn removed_mirror_keeps_its_place() {
+        let set = set();
+        let free = set.free();
+        set.get(0).unwrap().remove();
+        let added = set.add(slot("/c/", &set.cluster_state)).unwrap();
+        assert_eq!(added, 2);
+        assert_eq!(set.free(), free - 1);
+        assert_eq!(set.get(0).unwrap().mirror.scope, Scope::prefix(b"/a/"));
+        let present: Vec<_> = set.present().map(|(position, _)| position).collect();
+        assert_eq!(present, [1, 2]);
+        assert_eq!(set.every().count(), 3);
+    }
+
+    #[test]
+    fn mirror_without_a_place_is_not_added() {
+        let set = set();
+        for _ in 0..MAX_ADDED {
+            assert!(set.add(slot("/c/", &set.cluster_state)).is_some());
+        }
+        assert_eq!(set.free(), 0);
+        assert_eq!(set.add(slot("/d/", &set.cluster_state)), None);
+        assert_eq!(set.every().count(), 2 + MAX_ADDED);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watchers_of_a_removed_mirror_without_a_feed_need_a_connection_as_old_as_the_mirror() {
+        let set = set();
+        let [serving, other] = [0, 1].map(|position| set.get(position).unwrap());
+        serve(&serving.mirror, 1);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        let removed = Instant::now();
+        serving.remove();
+        other.remove();
+        tokio::time::advance(Duration::from_secs(5)).await;
+        serving.remove();
+        assert_eq!(serving.opened_by(), Some(removed));
+        assert_eq!(other.opened_by(), Some(other.mirror.born()));
+        assert!(serving.stop.is_cancelled());
+    }
+
+    #[test]
+    fn replaced_history_drops_every_mirror_once() {
+        let set = set();
+        let before = set.cluster_state.before_check();
+        let serve_all = || set.all().for_each(|mirror| serve(mirror, 1));
+        let revisions = || set.all().map(Mirror::revision).collect::<Vec<_>>();
+        serve_all();
+        set.replace_history(&before, 3, "as a feed has found");
+        assert_eq!(revisions(), [Err(Reason::HistoryReplaced); 2]);
+        serve_all();
+        set.replace_history(&before, 3, "as another feed has found");
+        assert_eq!(revisions(), [Ok(10); 2]);
+    }
+
+    #[test]
+    fn compaction_of_a_replaced_history_is_not_noted() {
+        let set = set();
+        set.compacted(HistoryId::FIRST.next(), 9);
+        assert_eq!(set.cluster_state.current().compacted(), 0);
+        set.compacted(HistoryId::FIRST, 9);
+        assert_eq!(set.cluster_state.current().compacted(), 9);
+    }
+
+    #[test]
+    fn memory_that_no_reader_holds_is_no_excess_that_readers_can_help() {
+        let set = set();
+        serve(&set.get(0).unwrap().mirror, 2 << 20);
+        assert_eq!(set.excess_held_bytes(), 0);
+    }
+}

@@ -16,10 +16,11 @@ use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::history::ClusterState;
 use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy};
+use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::Mirror;
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Store};
+use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
@@ -43,8 +44,18 @@ pub(super) fn live(flags: &[&str]) -> Live<MirrorConfig> {
     Live::new(Flags::try_parse_from(flags).unwrap().mirror)
 }
 
+/// Fills a mirror without keys at `revision`, and puts it in service.
+pub(super) fn serve(mirror: &Mirror, revision: i64) {
+    let store = Store::new(Tree::default(), revision, HistoryLimits::default(), mirror.now());
+    mirror.fill(mirror.epoch(), store).unwrap();
+    mirror.put_in_service(mirror.epoch()).unwrap();
+}
+
 /// Bound on what must happen.
 pub(super) const SOON: Duration = Duration::from_secs(60);
+
+/// `--probe-interval`: short, because a mirror over budget waits for many of them.
+const PROBE_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Action on the etcd when a stream breaks.
 pub(super) type Then = fn(&mut Etcd);
@@ -249,10 +260,11 @@ pub(super) struct Bench {
     pub(super) etcd: Arc<Mutex<Etcd>>,
     pub(super) set: MirrorSet,
     upstream: Arc<Upstream>,
-    telemetry: Telemetry,
+    telemetry: Arc<Telemetry>,
     pacing: Arc<LoadPacing>,
     tasks: TaskTracker,
     _server: FakeEtcd,
+    stop: CancellationToken,
     _stop: DropGuard,
 }
 
@@ -302,7 +314,7 @@ impl Bench {
         let urls = std::slice::from_ref(&server.url);
         let credentials = Credentials::new(None);
         let upstream = Upstream::start(urls, &Connector::plaintext(), true, credentials, &tasks, &stop);
-        let telemetry = Telemetry::default();
+        let telemetry = Arc::<Telemetry>::default();
         let cluster_state = Arc::<ClusterState>::default();
         let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry.metrics);
         let slot = MirrorSlot::new(mirror, Arc::default(), false, stop.child_token());
@@ -315,8 +327,21 @@ impl Bench {
             pacing: Arc::new(LoadPacing::new()),
             tasks,
             _server: server,
+            stop: stop.clone(),
             _stop: stop.drop_guard(),
         }
+    }
+
+    /// Mirrors with these flags, in front of the same etcd. No task of theirs runs.
+    pub(super) fn mirrors(&self, flags: &[&str]) -> Arc<Mirrors> {
+        Arc::new(Mirrors::new(
+            &live(flags),
+            PROBE_INTERVAL,
+            &self.upstream,
+            &self.telemetry,
+            &self.tasks,
+            &self.stop,
+        ))
     }
 
     pub(super) fn mirror(&self) -> &Mirror {
