@@ -288,3 +288,64 @@ impl Proxy {
         stop.run_until_cancelled(loops).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::{Scene, configured};
+
+    #[tokio::test]
+    async fn reads_are_refused_only_if_the_mirror_is_behind_and_the_operator_wants_it() {
+        let forwards = Scene::new(&[]);
+        let fails = Scene::new(&["--when-behind=fail"]);
+        for reason in [Reason::Loading, Reason::FeedLost, Reason::NotFresh] {
+            assert!(!forwards.proxy.refuses_reads(reason));
+            assert!(fails.proxy.refuses_reads(reason));
+        }
+        for reason in [Reason::NotMirrored, Reason::Auth, Reason::Bypass] {
+            assert!(
+                !fails.proxy.refuses_reads(reason),
+                "no mirror would answer it later"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn reload_bounds_the_calls_and_reads_that_follow() {
+        let scene = Scene::new(&[]);
+        let (proxy, account) = (&scene.proxy, &scene.client().account);
+        for _ in 0..2 {
+            scene.calls.spawn(std::future::pending::<()>());
+        }
+        assert!(!proxy.admission.is_full());
+        let flags = [
+            "--max-calls=1",
+            "--forward-max-small=1",
+            "--forward-max-waiting=0",
+        ];
+        let (new, settings) = configured(&flags);
+        scene.live.reload(&new, settings);
+        proxy.reload(&scene.live.load().limits);
+        assert!(proxy.admission.is_full());
+        let small = &proxy.forward.small_turns;
+        let only = small.acquire(account, None).await.unwrap();
+        assert!(small.acquire(account, None).await.is_err(), "none may wait");
+        drop(only);
+        assert!(small.acquire(account, None).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn bytes_of_a_connection_are_counted_for_its_client_when_it_ends() {
+        let scene = Scene::new(&[]);
+        let intake = Arc::<Intake>::default();
+        let name = ClientName::of_connection(None, None);
+        let client = scene.proxy.client(Access::Full, &intake, &name, None);
+        let of_connection = Arc::clone(client.caller.of_connection());
+        intake.record_received(70);
+        client.record_received();
+        intake.record_received(7);
+        assert_eq!(of_connection.figures().received_bytes, 70);
+        drop(client);
+        assert_eq!(of_connection.figures().received_bytes, 77);
+    }
+}

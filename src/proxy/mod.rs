@@ -44,6 +44,8 @@ mod response;
 mod route;
 mod shadow_reads;
 mod source;
+#[cfg(test)]
+pub(crate) mod testing;
 mod watch;
 mod watch_memory;
 

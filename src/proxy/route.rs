@@ -243,3 +243,38 @@ fn arm_faults(proxy: &super::handles::Proxy, headers: &HeaderMap) {
         proxy.mirrors.corrupt();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::*;
+
+    #[test]
+    fn share_of_a_client_counts_watches_streams_and_costly_calls_apart() {
+        let kind = |path: &str| share_kind(Method::from_path(path), path);
+        for (path, expected) in [
+            ("/etcdserverpb.KV/Range", ShareKind::Call),
+            ("/etcdserverpb.KV/Put", ShareKind::Call),
+            ("/etcdserverpb.Watch/Watch", ShareKind::Watch),
+            ("/v3/watch", ShareKind::Watch),
+            ("/etcdserverpb.Lease/LeaseKeepAlive", ShareKind::Endless),
+            ("/etcdserverpb.Auth/Authenticate", ShareKind::Costly),
+            ("/v3/auth/authenticate", ShareKind::Costly),
+            ("/health", ShareKind::Call),
+        ] {
+            assert_eq!(kind(path), expected, "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn panic_of_a_handler_is_a_status_for_grpc_and_a_text_for_http1() {
+        let grpc = internal_error(true);
+        assert_eq!(grpc.status(), StatusCode::OK);
+        assert_eq!(grpc.headers()["grpc-status"], "13");
+        let http1 = internal_error(false);
+        assert_eq!(http1.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let text = http1.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(text, Status::Internal.to_string());
+    }
+}

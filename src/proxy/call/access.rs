@@ -231,3 +231,128 @@ impl Drop for AccessCall {
         self.log.queue(entry);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::proxy::call::testing::telemetry;
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
+    use etcd_wire::grpc::frame::framed;
+    use rangecache_base::net::Transport;
+    use rangecache_base::telemetry::Metrics;
+    use rangecache_base::telemetry::access_log::{AccessLogWriter, Destination};
+
+    const TRANSPORT: Transport = Transport {
+        tls: false,
+        unix: false,
+        local: true,
+    };
+
+    /// The line of a call to `path` with gRPC, or of HTTP/1, after `record`.
+    async fn line(
+        has_keys: bool,
+        is_grpc: bool,
+        path: &str,
+        record: impl FnOnce(&mut AccessCall),
+    ) -> serde_json::Value {
+        static FILES: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let number = FILES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let name = format!("rangecache-access-{}-{number}", std::process::id());
+        let file = std::env::temp_dir().join(name);
+        let destination = Destination::File(file.clone());
+        let (writer, log) = AccessLogWriter::open(destination, 1.0, has_keys, &Metrics::default()).unwrap();
+        let mut request = Request::post(path);
+        if is_grpc {
+            request = request
+                .version(http::Version::HTTP_2)
+                .header("content-type", "application/grpc");
+        }
+        let request = request.body(()).unwrap();
+        let head = CallHead::of(&request, TRANSPORT);
+        let client = telemetry()
+            .clients
+            .connect(&ClientName::of_connection(None, None));
+        let mut call = AccessCall::begin(&log, &client, &head, &request).unwrap();
+        record(&mut call);
+        drop(call);
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let look = tokio::sync::watch::Sender::new(());
+        writer.run(look.subscribe(), stop).await;
+        let text = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        serde_json::from_slice(&text).unwrap()
+    }
+
+    const RANGE: &str = "/etcdserverpb.KV/Range";
+
+    fn query() -> RangeQuery {
+        RangeQuery {
+            key: "/registry/secrets/default/password".into(),
+            ..RangeQuery::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn call_that_ends_before_its_status_was_cancelled_by_its_client() {
+        let cancelled = line(false, true, RANGE, |_| {}).await;
+        assert_eq!(
+            (&cancelled["code"], &cancelled["method"]),
+            (&1.into(), &RANGE[1..].into())
+        );
+        let ended = line(false, true, RANGE, |call| call.record_code(0)).await;
+        assert_eq!(ended["code"], 0);
+        let http1 = line(false, false, "/health", |call| {
+            call.begin_response(StatusCode::OK)
+        })
+        .await;
+        assert!(http1["code"].is_null());
+        assert_eq!(
+            (&http1["http_status"], &http1["method"]),
+            (&200.into(), &"/health".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn keys_are_logged_only_if_the_operator_wants_them_and_they_are_short() {
+        let without = line(false, true, RANGE, |call| call.record_query(&query())).await;
+        assert!(without["key"].is_null());
+        assert_eq!(without["prefix"], "/registry/secrets/");
+        let with = line(true, true, RANGE, |call| call.record_query(&query())).await;
+        assert_eq!(with["key"], "/registry/secrets/default/password");
+        let long = RangeQuery {
+            key: vec![b'k'; MAX_KEY_BYTES + 1].into(),
+            ..RangeQuery::default()
+        };
+        let long = line(true, true, RANGE, |call| call.record_query(&long)).await;
+        assert!(long["key"].is_null());
+    }
+
+    #[tokio::test]
+    async fn revision_of_a_forwarded_response_is_that_of_its_header_however_it_is_cut() {
+        let message = framed(&RangeResponse {
+            header: Some(ResponseHeader {
+                cluster_id: 1,
+                revision: 42,
+                ..ResponseHeader::default()
+            }),
+            ..RangeResponse::default()
+        });
+        let logged = line(false, true, RANGE, |call| {
+            let (first, rest) = message.split_at(7);
+            call.record_data(message.len(), [first, rest].into_iter());
+        })
+        .await;
+        assert_eq!(logged["header_revision"], 42);
+        assert_eq!(logged["bytes"], message.len());
+    }
+
+    #[tokio::test]
+    async fn path_that_a_client_makes_up_is_cut() {
+        let path = format!("/{}", "p".repeat(5000));
+        let logged = line(false, false, &path, |_| {}).await;
+        assert_eq!(logged["method"].as_str().map(str::len), Some(MAX_PATH_CHARACTERS));
+    }
+}

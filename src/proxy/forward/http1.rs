@@ -258,3 +258,69 @@ async fn reachable_endpoint(forward: &Forward) -> Result<Url, BoxError> {
         .url()
         .clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn prepared(request: http::request::Builder) -> http::request::Parts {
+        let mut request = request.body(Outgoing::whole(Bytes::new())).unwrap();
+        let url = "http://etcd.example:2379".parse().unwrap();
+        prepare(&mut request, &url).unwrap();
+        request.into_parts().0
+    }
+
+    #[test]
+    fn request_reaches_etcd_with_its_path_and_the_host_that_the_client_named() {
+        let own = prepared(Request::get("/health?serializable=true").header("host", "client.example"));
+        assert_eq!(own.uri, "/health?serializable=true");
+        assert_eq!(own.headers["host"], "client.example");
+        let http2 = Request::get("https://proxy.example:1/version").version(Version::HTTP_2);
+        let http2 = prepared(http2);
+        assert_eq!(
+            (http2.uri.to_string(), http2.version),
+            ("/version".to_owned(), Version::HTTP_11)
+        );
+        assert_eq!(http2.headers["host"], "proxy.example:1");
+        let none = prepared(Request::get("/metrics"));
+        assert_eq!(none.headers["host"], "etcd.example:2379");
+        assert!(
+            none.headers.contains_key(instance::HEADER),
+            "a loop is found by it"
+        );
+    }
+
+    #[test]
+    fn request_without_a_response_has_the_outcome_of_its_cause() {
+        let outcome = |error: BoxError| outcome_of(&*error);
+        assert_eq!(outcome(BudgetExceeded.into()), Outcome::Shed(Reason::BufferBytes));
+        assert_eq!(
+            outcome(TooManyRequests.into()),
+            Outcome::Shed(Reason::TooManyWaiting)
+        );
+        assert_eq!(outcome("reset".into()), Outcome::Failed(Failure::ConnectionLost));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_of_an_etcd_that_is_not_there_gets_502_with_the_cause() {
+        let scene = crate::proxy::testing::Scene::new(&[]);
+        let (forward, account) = (&scene.proxy.forward, &scene.client().account);
+        let request = Request::get("/health")
+            .body(Outgoing::whole(Bytes::new()))
+            .unwrap();
+        let response = forward_http1_body(forward, request, Method::Other, account).await;
+        assert_eq!(response.status(), StatusCode::BAD_GATEWAY);
+        let ended = response.extensions().get::<Ended>().map(|ended| ended.0);
+        assert_eq!(ended, Some(Outcome::Failed(Failure::NoEndpoint)));
+        let body = http_body_util::BodyExt::collect(response.into_body())
+            .await
+            .unwrap();
+        let text = body.to_bytes();
+        assert!(
+            text.starts_with(b"rangecache: etcd did not respond: "),
+            "{text:?}"
+        );
+    }
+}
