@@ -193,3 +193,79 @@ fn shown(setting: &Setting) -> &str {
         value => value,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::{Scene, configured};
+    use rangecache_base::telemetry::log;
+
+    fn reloader(scene: &Scene) -> Reloader {
+        Reloader {
+            live: scene.live.clone(),
+            mirrors: Arc::clone(&scene.mirrors),
+            proxy: Arc::clone(&scene.proxy),
+            telemetry: Arc::clone(&scene.telemetry),
+            log_level: log::init("error", false),
+        }
+    }
+
+    fn serving(flags: &[&str]) -> Serving {
+        let (config, settings) = configured(&[flags, &["--endpoints=http://127.0.0.1:1"]].concat());
+        Serving { config, settings }
+    }
+
+    #[tokio::test]
+    async fn reload_takes_over_what_it_may_and_names_what_needs_a_restart() {
+        let scene = Scene::new(&["--max-calls=100"]);
+        let mut reloader = reloader(&scene);
+        let flags = ["--max-calls=7", "--shadow=0.5", "--connect-timeout=9s"];
+        let reloaded = reloader.apply(serving(&flags)).await;
+        assert_eq!(reloaded.changed, ["shadow: 0 → 0.5", "max-calls: 100 → 7"]);
+        assert_eq!(reloaded.needs_restart.len(), 1, "{:?}", reloaded.needs_restart);
+        assert!(reloaded.needs_restart[0].starts_with("connect-timeout: "));
+        assert_eq!(scene.live.load().limits.max_calls, 7);
+        let again = reloader.apply(serving(&flags)).await;
+        assert!(again.changed.is_empty(), "{:?}", again.changed);
+        assert_eq!(again.needs_restart, reloaded.needs_restart, "it still differs");
+    }
+
+    #[tokio::test]
+    async fn flag_that_is_no_longer_given_has_its_default_again() {
+        let scene = Scene::new(&["--cache-prefix=/a/"]);
+        let mut reloader = reloader(&scene);
+        let reloaded = reloader
+            .apply(serving(&["--no-cache-prefix=/a/b/", "--cache-prefix=/a/"]))
+            .await;
+        assert_eq!(reloaded.changed, ["no-cache-prefix: none → /a/b/"]);
+        let reloaded = reloader.apply(serving(&["--cache-prefix=/a/"])).await;
+        assert_eq!(reloaded.changed, ["no-cache-prefix: /a/b/ → none"]);
+    }
+
+    #[tokio::test]
+    async fn mirrors_beyond_the_places_of_the_process_are_refused() {
+        let scene = Scene::new(&[]);
+        let reloader = reloader(&scene);
+        assert!(reloader.check(serving(&["--cache-prefix=/b/"])).is_ok());
+        let many: Vec<_> = (0..1100).map(|n| format!("--cache-prefix=/{n}/")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        let refused = reloader.check(serving(&many)).err().unwrap();
+        assert!(refused.contains("restart rangecache"), "{refused}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reloads_beyond_those_that_may_wait_are_refused_and_late_ones_given_up() {
+        let (handle, mut requests) = channel();
+        for _ in 0..MAX_WAITING {
+            handle.request();
+        }
+        let busy = Err("too many reloads wait; try again".to_owned());
+        assert_eq!(handle.reload().await.map(|_| ()), busy);
+        assert!(requests.0.recv().await.unwrap().is_none(), "nobody waits for it");
+        assert_eq!(
+            handle.reload().await.map(|_| ()),
+            busy,
+            "it is not performed in time"
+        );
+    }
+}
