@@ -193,3 +193,42 @@ pub(super) fn answer_unproven(unproven: Unproven) -> Result<MemoryAnswer, Reason
         Unproven::For(reason) => Err(reason),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use rangecache_base::telemetry::Outcome;
+    use rangecache_base::telemetry::outcome::Read;
+
+    #[tokio::test(start_paused = true)]
+    async fn read_waits_until_the_earlier_of_its_two_deadlines() {
+        let freshness = Instant::now() + Duration::from_secs(2);
+        let of = |client| Deadlines { client, freshness };
+        let second = Duration::from_secs(1);
+        assert_eq!(of(None).earliest(), freshness);
+        assert_eq!(of(Some(freshness + second)).earliest(), freshness);
+        assert_eq!(of(Some(freshness - second)).earliest(), freshness - second);
+        let client = of(Some(freshness - second));
+        assert!(!client.client_has_expired());
+        tokio::time::advance(second).await;
+        assert!(client.client_has_expired(), "at the deadline");
+        tokio::time::advance(second).await;
+        assert!(!of(None).client_has_expired(), "the client has set none");
+    }
+
+    #[test]
+    fn compacted_revision_is_refused_from_memory_and_other_reads_without_proof_are_etcds() {
+        let refused = answer_unproven(Unproven::Compacted(5));
+        assert!(matches!(
+            refused,
+            Ok(MemoryAnswer::Refusal(
+                Status::Compacted,
+                Outcome::Hit(Read::Refused)
+            ))
+        ));
+        let failed = answer_unproven(Unproven::For(Reason::CheckFailed));
+        assert!(matches!(failed, Err(Reason::CheckFailed)));
+    }
+}

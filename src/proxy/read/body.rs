@@ -211,3 +211,121 @@ impl ChunksBody {
         Some(Frame::data(Bytes::from(message).into()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use prost::Message as _;
+
+    use super::*;
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_store::cache::{ResponseHeader, Selection};
+    use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse};
+    use etcd_wire::grpc::frame::Prefix;
+
+    const HEADER: ResponseHeader = ResponseHeader {
+        cluster_id: 7,
+        member_id: 1,
+        revision: 9,
+        raft_term: 2,
+        leader_id: 0,
+    };
+
+    fn selection(entries: usize, value_bytes: usize) -> Selection {
+        let entry = |n| KeyValue::new(format!("k{n:04}"), 9, vec![b'v'; value_bytes]).entry();
+        Selection::of_page((0..entries).map(entry).collect(), entries as u64, false)
+    }
+
+    fn source() -> EntrySource<'static> {
+        EntrySource::Mirror {
+            mirror: None,
+            is_past: false,
+        }
+    }
+
+    /// The lengths of the pieces of data, all data, and the trailers.
+    async fn read(mut body: ResponseBody) -> (Vec<usize>, Vec<u8>, Option<HeaderMap>) {
+        let (mut lengths, mut data, mut trailers) = (Vec::new(), Vec::new(), None);
+        while let Some(frame) = body.frame().await {
+            assert!(trailers.is_none(), "nothing follows the trailers");
+            match frame.unwrap().into_data() {
+                Ok(piece) => {
+                    let piece = Full(piece).bytes();
+                    lengths.push(piece.len());
+                    data.extend(piece);
+                }
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            }
+        }
+        (lengths, data, trailers)
+    }
+
+    struct Full<B>(B);
+
+    impl<B: bytes::Buf> Full<B> {
+        fn bytes(mut self) -> Bytes {
+            self.0.copy_to_bytes(self.0.remaining())
+        }
+    }
+
+    /// The messages in `data`, without their prefixes.
+    fn messages(mut data: &[u8]) -> Vec<&[u8]> {
+        let mut messages = Vec::new();
+        while let Some(prefix) = Prefix::parse(data) {
+            let (message, rest) = data[PREFIX_BYTES..].split_at(prefix.length_bytes as usize);
+            messages.push(message);
+            data = rest;
+        }
+        messages
+    }
+
+    #[tokio::test]
+    async fn unary_response_is_one_message_of_pieces_that_a_slow_client_holds_singly() {
+        for (entries, value_bytes) in [(0, 0), (3, 100), (160, 100), (400, 4000)] {
+            let body = unary_body(Answer::new(HEADER, selection(entries, value_bytes)), source());
+            let (lengths, data, trailers) = read(body).await;
+            let messages = messages(&data);
+            assert_eq!(messages.len(), 1);
+            let response = RangeResponse::decode(messages[0]).unwrap();
+            assert_eq!((response.kvs.len(), response.count), (entries, entries as i64));
+            assert_eq!(response.header.unwrap().revision, 9);
+            assert_eq!(trailers, Some(ok_trailers()));
+            let longest = lengths.iter().max().copied().unwrap_or_default();
+            assert!(longest < PIECE_BYTES + 2 * 4100, "a piece of {longest} bytes");
+            let is_small = data.len() - PREFIX_BYTES <= SMALL_BYTES as usize;
+            assert_eq!(is_small, lengths.len() == 1, "{lengths:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn chunks_of_a_stream_are_messages_that_hold_every_entry_once() {
+        for (entries, value_bytes) in [(0, 0), (3, 100), (400, 4000)] {
+            let chunks = Chunks::new(HEADER, selection(entries, value_bytes));
+            let (_, data, trailers) = read(stream_body(chunks, source())).await;
+            let mut keys = Vec::new();
+            for message in messages(&data) {
+                let chunk = RangeStreamResponse::decode(message).unwrap();
+                for kv in chunk.range_response.unwrap().kvs {
+                    keys.push(KeyValue::decode(&kv[..]).unwrap().key);
+                }
+            }
+            let expected: Vec<_> = (0..entries).map(|n| format!("k{n:04}").into_bytes()).collect();
+            assert_eq!(keys, expected);
+            assert_eq!(trailers, Some(ok_trailers()));
+        }
+    }
+
+    #[tokio::test]
+    async fn only_short_json_has_its_length_in_the_head() {
+        for (entries, is_short) in [(0, true), (2, true), (40, false), (4000, false)] {
+            let answer = JsonAnswer::new(HEADER, selection(entries, 50));
+            let (body, length) = json_body(answer, source());
+            let (_, data, trailers) = read(body).await;
+            assert_eq!(length, is_short.then_some(data.len()), "{entries} entries");
+            let json: serde_json::Value = serde_json::from_slice(&data).unwrap();
+            let kvs = json["kvs"].as_array().map_or(0, Vec::len);
+            assert_eq!(kvs, entries);
+            assert!(trailers.is_none_or(|trailers| trailers.is_empty()));
+        }
+    }
+}

@@ -218,3 +218,145 @@ async fn fetch<W: WireFormat>(
         Some(turn) => result.map(|response| shadow::observe(proxy, request.query, turn, response)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+
+    use super::*;
+    use crate::proxy::call::testing::record;
+    use crate::proxy::response::status_response;
+    use crate::proxy::testing::Scene;
+    use etcd_wire::grpc::CallMetadata;
+    use rangecache_edge::limits::CallKind;
+
+    /// A format in which every response is too long, and etcd answers with a status of its own.
+    struct Told;
+
+    const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+    impl WireFormat for Told {
+        const KIND: Kind = Kind::Unary;
+        const PROTOCOL: CallProtocol = CallProtocol::Grpc;
+        const IS_COMPARED: bool = true;
+        type Original = ();
+
+        async fn receive(
+            _: &Proxy,
+            _: Request<Incoming>,
+            _: &mut CallBytes,
+            _: &mut CallRecord,
+        ) -> Result<ReceivedRead<Told>, Box<CallResult>> {
+            unreachable!("the request is there")
+        }
+
+        fn refuse(&self, _: &ReadRequest, status: &Status) -> Response<ResponseBody> {
+            status_response(status, CONTENT_TYPE)
+        }
+
+        fn respond(
+            &self,
+            _: &ReadRequest,
+            _: ResponseHeader,
+            _: Selection,
+            _: EntrySource<'_>,
+        ) -> Result<Response<ResponseBody>, TooLong> {
+            Err(TooLong(77))
+        }
+
+        async fn fetch(
+            &self,
+            _: &Proxy,
+            request: &mut ReadRequest,
+            (): (),
+            _: &CallBytes,
+            _: &mut CallRecord,
+        ) -> CallResult {
+            let bypasses = request.metadata.bypass.to_string();
+            Ok(status_response(&Status::InvalidArgument(bypasses), CONTENT_TYPE))
+        }
+    }
+
+    fn request() -> ReadRequest {
+        let headers = HeaderMap::from_iter([(http::header::CONTENT_TYPE, CONTENT_TYPE)]);
+        ReadRequest {
+            query: RangeQuery {
+                key: "k".into(),
+                ..RangeQuery::default()
+            },
+            metadata: CallMetadata::from_headers(&headers).unwrap(),
+            headers,
+        }
+    }
+
+    /// The text of the status with which a read ends that memory could not answer for `reason`, and its outcome.
+    async fn fetched(scene: &Scene, reason: Reason) -> (String, Outcome) {
+        let received = ReceivedRead {
+            request: request(),
+            format: Told,
+            original: (),
+        };
+        let (call, mut record) = (scene.client().account.hold(CallKind::Request), record());
+        let result = fetch(&scene.proxy, received, (reason, None), &call, &mut record).await;
+        let text = result.unwrap().headers()["grpc-message"]
+            .to_str()
+            .unwrap()
+            .to_owned();
+        (text, record.outcome)
+    }
+
+    #[tokio::test]
+    async fn read_of_a_mirror_that_is_behind_is_refused_without_asking_etcd_if_the_operator_wants_it() {
+        let scene = Scene::new(&["--when-behind=fail"]);
+        let (text, outcome) = fetched(&scene, Reason::Loading).await;
+        assert_eq!(
+            (text, outcome),
+            (Status::MirrorBehind.to_string(), Outcome::Shed(Reason::Loading))
+        );
+        let (text, outcome) = fetched(&scene, Reason::NotMirrored).await;
+        assert_eq!(
+            (text.as_str(), outcome),
+            ("false", Outcome::Forwarded(Reason::NotMirrored))
+        );
+        let (text, _) = fetched(&Scene::new(&[]), Reason::Loading).await;
+        assert_eq!(text, "false");
+    }
+
+    #[tokio::test]
+    async fn read_bypasses_every_shortcut_while_the_operator_forwards_all() {
+        let (text, outcome) = fetched(&Scene::new(&[]), Reason::ForwardAll).await;
+        assert_eq!(
+            (text.as_str(), outcome),
+            ("true", Outcome::Forwarded(Reason::ForwardAll))
+        );
+    }
+
+    #[tokio::test]
+    async fn response_that_etcd_could_not_send_is_refused_with_its_length() {
+        let (scene, mut record) = (Scene::new(&[]), record());
+        let selection = Selection::of_page(Vec::new(), 0, false);
+        let outcome = Outcome::Hit(Read::Linearizable);
+        let answer = MemoryAnswer::Entries(ResponseHeader::default(), selection, outcome);
+        let response = respond(&scene.proxy, &Told, &request(), answer, &mut record);
+        assert_eq!(response.headers()["grpc-status"], "8");
+        let text = response.headers()["grpc-message"].to_str().unwrap();
+        assert_eq!(text, Status::LargerThanMax(77).to_string());
+        assert_eq!(record.outcome, outcome.refused());
+    }
+
+    #[tokio::test]
+    async fn only_entries_that_memory_has_proven_are_compared_with_etcds() {
+        let (scene, mut record) = (Scene::new(&["--shadow=1"]), record());
+        let selection = Selection::of_page(Vec::new(), 0, false);
+        let hit = Outcome::Hit(Read::Linearizable);
+        let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit);
+        let refusal = MemoryAnswer::refusal(Status::Compacted);
+        assert!(turn_to_compare::<Told>(&scene.proxy, &entries, &record).is_some());
+        assert!(turn_to_compare::<Told>(&scene.proxy, &refusal, &record).is_none());
+        record.stale_age = Some(std::time::Duration::ZERO);
+        assert!(
+            turn_to_compare::<Told>(&scene.proxy, &entries, &record).is_none(),
+            "it is stale"
+        );
+    }
+}

@@ -182,3 +182,70 @@ impl ShadowRead {
 fn is_same(etcd: &RangeResponse, memory: &RangeResponse) -> bool {
     (etcd.kvs.as_slice(), etcd.more, etcd.count) == (memory.kvs.as_slice(), memory.more, memory.count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::Scene;
+    use etcd_wire::grpc::Status;
+    use etcd_wire::grpc::frame::framed;
+    use etcd_wire::grpc::status::ok_trailers;
+    use http_body_util::BodyExt as _;
+    use rangecache_base::telemetry::exposition::Format;
+
+    async fn result_of(data: Bytes, trailers: Option<http::HeaderMap>) -> (Bytes, Vec<String>) {
+        let scene = Scene::new(&["--shadow=1"]);
+        let turn = scene.proxy.shadow.choose().unwrap();
+        let body = ResponseBody::whole(data, trailers.unwrap_or_default());
+        let response = observe(&scene.proxy, RangeQuery::default(), turn, Response::new(body));
+        let passed = response.into_body().collect().await.unwrap().to_bytes();
+        scene.calls.close();
+        scene.calls.wait().await;
+        let text = scene.telemetry.metrics.encode(Format::Text);
+        let counted = text
+            .lines()
+            .filter(|line| line.starts_with("rangecache_shadow_reads_total{"));
+        let counted = counted.filter_map(|line| line.strip_suffix(" 1"));
+        (
+            passed,
+            counted
+                .map(|line| line.split('"').nth(1).unwrap().to_owned())
+                .collect(),
+        )
+    }
+
+    #[tokio::test]
+    async fn response_passes_unchanged_and_is_counted_once_whatever_its_end() {
+        let range = framed(&RangeResponse::default());
+        let (passed, counted) = result_of(range.clone(), Some(Status::Compacted.trailers())).await;
+        assert_eq!(
+            (passed, counted),
+            (range.clone(), vec!["not_compared".to_owned()])
+        );
+        let (passed, counted) = result_of(range.clone(), Some(ok_trailers())).await;
+        assert_eq!(passed, range);
+        assert_eq!(counted, ["not_compared"], "no mirror holds it");
+        let long = Bytes::from(vec![0; MAX_BYTES + 1]);
+        let (passed, counted) = result_of(long.clone(), Some(ok_trailers())).await;
+        assert_eq!((passed, counted), (long, vec!["too_large".to_owned()]));
+    }
+
+    #[test]
+    fn responses_are_the_same_if_entries_and_numbers_are() {
+        let of = |kv: &'static str, count, more| RangeResponse {
+            kvs: vec![kv.into()],
+            count,
+            more,
+            ..RangeResponse::default()
+        };
+        let etcd = of("a", 2, true);
+        let other_header = RangeResponse {
+            header: Some(etcd_wire::etcdserverpb::ResponseHeader::default()),
+            ..etcd.clone()
+        };
+        assert!(is_same(&etcd, &other_header));
+        for memory in [of("b", 2, true), of("a", 3, true), of("a", 2, false)] {
+            assert!(!is_same(&etcd, &memory), "{memory:?}");
+        }
+    }
+}

@@ -251,3 +251,43 @@ fn error_response(status: &Status, version: Option<Version>) -> Response<Respons
     headers.insert(CONTENT_LENGTH, length.into());
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_post_to_the_path_alone_is_a_range() {
+        let is_range = |method: &str, uri: &str| {
+            let request = Request::builder().method(method).uri(uri);
+            is_json_range(&request.body(()).unwrap())
+        };
+        assert!(is_range("POST", "/v3/kv/range"));
+        for (method, uri) in [
+            ("GET", "/v3/kv/range"),
+            ("POST", "/v3/kv/range?key=a"),
+            ("POST", "/v3/kv/put"),
+            ("POST", "/v3/kv/range/"),
+        ] {
+            assert!(!is_range(method, uri), "{method} {uri}");
+        }
+    }
+
+    #[tokio::test]
+    async fn status_is_written_as_the_gateway_of_the_version_does() {
+        let text = async |version| {
+            let status = Status::InvalidArgument("a \"key\"".to_owned());
+            let response = error_response(&status, version);
+            assert_eq!(response.status(), http::StatusCode::BAD_REQUEST);
+            let length = response.headers()[CONTENT_LENGTH].to_str().unwrap().to_owned();
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(length, body.len().to_string());
+            String::from_utf8(body.to_vec()).unwrap()
+        };
+        let new = r#"{"code":3,"message":"a \"key\""}"#;
+        assert_eq!(text(None).await, new);
+        assert_eq!(text(Some(Version::new(3, 7, 0))).await, new);
+        let old = r#"{"error":"a \"key\"","code":3,"message":"a \"key\""}"#;
+        assert_eq!(text(Some(Version::new(3, 5, 0))).await, old);
+    }
+}
