@@ -257,3 +257,96 @@ impl Downstream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+    use std::time::Duration;
+
+    use super::super::testing::{downstream, take_control};
+    use super::*;
+    use crate::proxy::testing::Scene;
+
+    fn ended(down: &mut Downstream) -> Option<String> {
+        let end = down.poll_end(&mut Context::from_waker(Waker::noop()));
+        end.map(|status| status.to_string())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_ends_at_its_clients_deadline_or_when_the_process_stops() {
+        let scene = Scene::new(&[]);
+        let mut timed = downstream(&scene, &[("grpc-timeout", "5S")], Bytes::new());
+        let mut endless = downstream(&scene, &[], Bytes::new());
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!((ended(&mut timed), ended(&mut endless)), (None, None));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert_eq!(ended(&mut timed), Some(Status::DeadlineExceeded.to_string()));
+        assert_eq!(ended(&mut endless), None);
+        scene.drain.cancel();
+        let stopping = Some(Status::StoppingReconnect.to_string());
+        assert_eq!(
+            (ended(&mut timed), ended(&mut endless)),
+            (stopping.clone(), stopping)
+        );
+    }
+
+    #[tokio::test]
+    async fn watcher_cancelled_for_a_compaction_keeps_its_id_until_its_client_cancels_it() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], Bytes::new());
+        down.cancel_compacted(3, Create::default(), 8, "compacted");
+        let cancelled = take_control(&mut down).pop().unwrap();
+        assert_eq!((cancelled.watch_id, cancelled.compact_revision), (3, 8));
+        assert!(cancelled.canceled && !cancelled.created);
+        assert_eq!(cancelled.header.unwrap().revision, 0, "as etcd's");
+        assert_eq!(down.allocate_id(3, |_| false), None);
+        down.release(4);
+        assert!(
+            take_control(&mut down).is_empty(),
+            "etcd does not answer for an unknown id"
+        );
+        down.release(3);
+        let released = take_control(&mut down).pop().unwrap();
+        assert_eq!((released.watch_id, released.canceled), (3, true));
+        assert_eq!(released.compact_revision, 0);
+        assert_eq!(down.allocate_id(3, |_| false), Some(3));
+    }
+
+    #[tokio::test]
+    async fn refusal_has_no_watcher_and_etcds_text() {
+        let scene = Scene::new(&[]);
+        scene.check(40);
+        let mut down = downstream(&scene, &[], Bytes::new());
+        down.refuse(Refusal::EmptyRange);
+        let refused = take_control(&mut down).pop().unwrap();
+        assert_eq!(
+            (refused.watch_id, refused.cancel_reason.as_str()),
+            (-1, "mvcc: watcher range is empty")
+        );
+        assert!(refused.created && refused.canceled);
+        assert_eq!(refused.header.unwrap().cluster_id, 7);
+    }
+
+    #[tokio::test]
+    async fn response_about_no_event_shows_no_revision_below_one_that_a_client_has() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], Bytes::new());
+        let cluster_state = &scene.mirrors.cluster_state;
+        assert!(cluster_state.record_served(cluster_state.history(), 12));
+        assert_eq!(down.shown(), 12);
+        down.send_cancelled(1);
+        let cancelled = take_control(&mut down).pop().unwrap();
+        assert_eq!(cancelled.header.unwrap().revision, 12);
+    }
+
+    #[tokio::test]
+    async fn create_request_that_was_not_answered_is_handled_before_those_behind_it() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], Bytes::new());
+        down.unsent.push_back(WatchRequest::Progress);
+        down.handle_first(None);
+        down.handle_first(Some(Create::default()));
+        let expected = [WatchRequest::Create(Create::default()), WatchRequest::Progress];
+        assert_eq!(down.unsent, expected);
+    }
+}

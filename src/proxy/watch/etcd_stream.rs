@@ -451,3 +451,146 @@ fn status_in(headers: &HeaderMap) -> HeaderMap {
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::future::poll_fn;
+
+    use super::super::carried::Carried;
+    use super::super::request::{Create, Ids};
+    use super::super::testing::headers;
+    use super::*;
+    use crate::proxy::testing::Scene;
+    use etcd_wire::etcdserverpb::{ResponseHeader, WatchResponse};
+    use etcd_wire::grpc::WATCH;
+    use etcd_wire::grpc::head::kept_head;
+    use rangecache_upstream::fake::{self, FakeEtcd, Stream, StreamEnd};
+
+    fn created(revision: i64) -> WatchResponse {
+        WatchResponse {
+            header: Some(ResponseHeader {
+                cluster_id: 7,
+                revision,
+                ..ResponseHeader::default()
+            }),
+            created: true,
+            ..WatchResponse::default()
+        }
+    }
+
+    /// An etcd whose watches run `script` once they have a request.
+    async fn etcd(script: fn(&Stream) -> StreamEnd) -> FakeEtcd {
+        let unary = async |path: String, _| match path.ends_with("/Status") {
+            true => fake::status_of("3.7.3", 100),
+            false => Err((12, "unknown method")),
+        };
+        let streams = move |mut stream: Stream| async move {
+            stream.requests.recv().await;
+            script(&stream)
+        };
+        FakeEtcd::start_with_streams(move |path, message| unary(path, message), streams).await
+    }
+
+    fn open(scene: &Scene, carried: Vec<Carried>) -> EtcdStream {
+        let relay = Relay::new(Ids::default(), carried, BTreeSet::new(), 0);
+        let history = scene.mirrors.cluster_state.current();
+        let parts = kept_head(WATCH, &headers(&[]));
+        EtcdStream::open(&scene.client(), parts, relay, history, None)
+    }
+
+    async fn create(stream: &mut EtcdStream) {
+        assert!(poll_fn(|cx| Poll::Ready(stream.accepts_request(cx))).await);
+        let create = Create {
+            key: "k".into(),
+            ..Create::default()
+        };
+        stream.send(&WatchRequest::Create(create));
+    }
+
+    async fn next(stream: &mut EtcdStream) -> StreamStep {
+        poll_fn(|cx| stream.poll_next(cx)).await
+    }
+
+    #[tokio::test]
+    async fn response_passes_unchanged_once_its_revision_is_recorded_and_the_end_is_etcds() {
+        let etcd = etcd(|stream| {
+            stream.send(&created(9));
+            Err((14, "etcdserver: no leader"))
+        })
+        .await;
+        let scene = Scene::before(&etcd.url.to_string(), &[]);
+        let mut stream = open(&scene, Vec::new());
+        create(&mut stream).await;
+        let StreamStep::Data(data) = next(&mut stream).await else {
+            panic!("no response");
+        };
+        assert_eq!(scene.mirrors.cluster_state.min_served_revision(), Some(9));
+        assert_eq!(data, framed(&created(9)));
+        assert!(!stream.is_in_message());
+        let StreamStep::End(trailers) = next(&mut stream).await else {
+            panic!("no end");
+        };
+        assert_eq!(trailers["grpc-status"], "14");
+        assert_eq!(trailers["grpc-message"], "etcdserver: no leader");
+    }
+
+    #[tokio::test]
+    async fn status_cannot_follow_a_part_of_a_message() {
+        let scene = Scene::new(&[]);
+        let mut stream = open(&scene, Vec::new());
+        stream.buffer.extend_from_slice(&[0; PREFIX_BYTES - 1]);
+        assert!(stream.next_buffered().is_none(), "its length is not known");
+        stream.buffer.clear();
+        stream.rest = (7, true);
+        stream.buffer.extend_from_slice(b"part");
+        assert!(matches!(stream.next_buffered(), Some(StreamStep::Data(data)) if data == "part"));
+        assert!(stream.is_in_message() && stream.next_buffered().is_none());
+        assert!(matches!(stream.unread(), StreamStep::Abort(_)));
+        stream.buffer.extend_from_slice(b"endnext");
+        assert!(matches!(stream.next_buffered(), Some(StreamStep::Data(data)) if data == "end"));
+        assert!(!stream.is_in_message());
+        assert!(matches!(stream.unread(), StreamStep::End(_)));
+    }
+
+    #[tokio::test]
+    async fn compressed_message_ends_the_stream_so_that_its_client_connects_again() {
+        let scene = Scene::new(&[]);
+        let mut stream = open(&scene, Vec::new());
+        stream.buffer.extend_from_slice(b"\x01\0\0\0\x01x");
+        let Some(StreamStep::End(trailers)) = stream.next_buffered() else {
+            panic!("it is not understood");
+        };
+        assert_eq!(trailers, Status::WatchInterrupted.trailers());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handover_without_a_turn_in_time_interrupts_the_stream_or_says_that_history_was_replaced() {
+        let scene = Scene::new(&[]);
+        let turns = Arc::clone(&scene.proxy.watch_handovers);
+        let all = u32::try_from(turns.available_permits()).unwrap();
+        let _taken = turns.acquire_many_owned(all).await.unwrap();
+        let carried = || {
+            vec![Carried {
+                id: 0,
+                create: Create::default(),
+                through: 5,
+                quiet_since: None,
+            }]
+        };
+        let mut stream = open(&scene, carried());
+        assert!(matches!(next(&mut stream).await, StreamStep::End(_)));
+        let mut stream = open(&scene, carried());
+        let cluster_state = &scene.mirrors.cluster_state;
+        cluster_state.contradict(&cluster_state.before_check());
+        assert!(matches!(next(&mut stream).await, StreamStep::Replaced));
+    }
+
+    #[test]
+    fn only_the_fields_of_a_status_reach_the_client() {
+        let mut trailers = Status::WatchInterrupted.trailers();
+        let expected = trailers.clone();
+        trailers.insert("server", http::HeaderValue::from_static("etcd"));
+        assert_eq!(status_in(&trailers), expected);
+    }
+}

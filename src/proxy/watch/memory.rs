@@ -587,3 +587,112 @@ impl MemorySource {
         behind_compaction.max(self.watchers.unproven())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::super::testing::{downstream, message, take_control};
+    use super::*;
+    use crate::proxy::testing::Scene;
+    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+    use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchCreateRequest};
+
+    fn create(watch_id: i64) -> Bytes {
+        message(RequestUnion::CreateRequest(WatchCreateRequest {
+            key: Bytes::from_static(b"/registry/a"),
+            watch_id,
+            ..WatchCreateRequest::default()
+        }))
+    }
+
+    fn cancel(watch_id: i64) -> Bytes {
+        message(RequestUnion::CancelRequest(WatchCancelRequest { watch_id }))
+    }
+
+    /// The end of a stream, by the text of its status; `None` if it has none yet.
+    fn poll(memory: &mut MemorySource, down: &mut Downstream) -> Result<Option<String>, Leave> {
+        let polled = memory.poll(down, None, &mut Context::from_waker(Waker::noop()))?;
+        let Poll::Ready(Some(Ok(frame))) = polled else {
+            return Ok(None);
+        };
+        let trailers = frame.into_trailers().ok();
+        Ok(trailers.map(|trailers| trailers["grpc-message"].to_str().unwrap().to_owned()))
+    }
+
+    #[tokio::test]
+    async fn create_request_that_memory_cannot_serve_leaves_with_the_stream() {
+        let scene = Scene::new(&[]);
+        scene.switch_auth_off();
+        let mut down = downstream(&scene, &[], [create(5), cancel(9)].concat());
+        let mut memory = MemorySource::new(&down);
+        let leave = poll(&mut memory, &mut down).unwrap_err();
+        assert_eq!(leave.create.map(|create| create.watch_id), Some(5));
+        assert!(down.control.is_empty(), "it is not answered");
+        // The requests behind it are still there.
+        assert!(poll(&mut memory, &mut down).unwrap().is_none());
+        assert!(down.control.is_empty(), "nor is a cancel of no watcher");
+    }
+
+    #[tokio::test]
+    async fn message_that_is_not_understood_is_etcds_to_answer() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], &b"\0\0\0\0\x02\xff\xff"[..]);
+        let leave = poll(&mut MemorySource::new(&down), &mut down).unwrap_err();
+        assert_eq!(leave.reason, Reason::Undecodable);
+        assert!(leave.create.is_none());
+    }
+
+    #[tokio::test]
+    async fn end_of_the_process_comes_before_the_requests_of_the_client() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], create(0));
+        scene.drain.cancel();
+        let ended = poll(&mut MemorySource::new(&down), &mut down).unwrap();
+        assert_eq!(ended, Some(Status::StoppingReconnect.to_string()));
+    }
+
+    #[tokio::test]
+    async fn watcher_that_starts_below_a_compaction_is_created_and_then_cancelled() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], Bytes::new());
+        let mut memory = MemorySource::new(&down);
+        let used = || scene.proxy.watch_budgets.streams.used_bytes();
+        let (own, of_watcher) = (used(), Create::default().watcher_bytes());
+        memory.created_compacted(&mut down, &Create::default(), 30);
+        let sent = take_control(&mut down);
+        let of = |index: usize| (sent[index].watch_id, sent[index].created, sent[index].canceled);
+        assert_eq!((of(0), of(1)), ((0, true, false), (0, false, true)));
+        assert_eq!(sent[1].compact_revision, 30);
+        assert_eq!(used(), own + of_watcher, "it counts until it is released");
+        memory.cancel(&mut down, 0);
+        assert_eq!(take_control(&mut down).len(), 1);
+        assert_eq!(used(), own);
+        let again = Create {
+            watch_id: 4,
+            ..Create::default()
+        };
+        memory.created_compacted(&mut down, &again, 30);
+        memory.created_compacted(&mut down, &again, 30);
+        let refused = take_control(&mut down).pop().unwrap();
+        assert_eq!(refused.cancel_reason, Refusal::DuplicateId.as_str());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stream_that_leaves_takes_no_further_requests() {
+        let scene = Scene::new(&[]);
+        let mut down = downstream(&scene, &[], create(5));
+        let mut pending = PendingLeave::new(Reason::FeedLost.into());
+        let mut memory = MemorySource::new(&down);
+        let mut cx = Context::from_waker(Waker::noop());
+        let left = memory.poll(&mut down, Some(&mut pending), &mut cx).unwrap_err();
+        assert_eq!(left.reason, Reason::FeedLost, "no mirror has to reach anything");
+        assert!(left.create.is_none());
+        let with_create = Leave::after(Reason::Auth, Create::default());
+        let both = left.or(with_create);
+        assert_eq!(
+            (both.reason, both.create),
+            (Reason::FeedLost, Some(Create::default()))
+        );
+    }
+}

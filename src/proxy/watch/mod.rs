@@ -48,6 +48,8 @@ mod start;
 mod stream;
 mod stream_bytes;
 mod tap;
+#[cfg(test)]
+mod testing;
 mod watchers;
 
 use std::sync::Arc;

@@ -202,3 +202,64 @@ pub(super) fn reason_of(refused: JoinRefused) -> Reason {
         JoinRefused::Busy => Reason::NotFresh,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::testing::Scene;
+    use crate::proxy::watch::request::Options;
+    use rangecache_mirror::Unreadable;
+
+    #[test]
+    fn only_what_etcd_reads_from_the_past_has_to_be_proven() {
+        let past = |start_revision, prev_kv| {
+            let options = Options {
+                prev_kv,
+                ..Options::default()
+            };
+            let create = Create {
+                start_revision,
+                options,
+                ..Create::default()
+            };
+            past_revision(&create, 10)
+        };
+        assert_eq!([past(0, false), past(0, true)], [0, 0], "from now on");
+        assert_eq!(
+            [past(11, false), past(11, true)],
+            [0, 0],
+            "from the next revision on"
+        );
+        assert_eq!([past(10, false), past(4, false)], [10, 4]);
+        assert_eq!(
+            [past(10, true), past(4, true)],
+            [9, 3],
+            "the state before is read"
+        );
+        assert_eq!(past(1, true), 1, "there is none before the first revision");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_of_the_present_without_a_proof_needs_a_revision_and_a_mirror() {
+        let scene = Scene::new(&[]);
+        let (client, mirror) = (scene.client(), scene.mirrors.at(0).unwrap());
+        assert_eq!(present(&client, mirror, None).await, Err(Reason::Loading));
+        scene.mirrors.cluster_state.note_unreadable(Unreadable::Header);
+        assert_eq!(present(&client, mirror, None).await, Err(Reason::CheckFailed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_of_the_past_is_etcds_to_decide_only_if_there_was_no_check_in_time() {
+        let scene = Scene::new(&[]);
+        let proven = prove_past(&scene.client(), 3, None).await;
+        assert!(matches!(proven, Ok(None)), "{proven:?}");
+    }
+
+    #[tokio::test]
+    async fn watcher_of_a_mirror_that_was_removed_is_etcds() {
+        let scene = Scene::new(&[]);
+        let signal = Arc::new(Signal::new(0));
+        let started = start(scene.client(), signal, 99, Create::default(), None, None).await;
+        assert!(matches!(started, Err(Reason::NotMirrored)), "{started:?}");
+    }
+}
