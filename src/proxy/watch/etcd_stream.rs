@@ -553,17 +553,6 @@ mod tests {
         assert!(matches!(stream.unread(), StreamStep::End(_)));
     }
 
-    #[tokio::test]
-    async fn compressed_message_ends_the_stream_so_that_its_client_connects_again() {
-        let scene = Scene::new(&[]);
-        let mut stream = open(&scene, Vec::new());
-        stream.buffer.extend_from_slice(b"\x01\0\0\0\x01x");
-        let Some(StreamStep::End(trailers)) = stream.next_buffered() else {
-            panic!("it is not understood");
-        };
-        assert_eq!(trailers, Status::WatchInterrupted.trailers());
-    }
-
     #[tokio::test(start_paused = true)]
     async fn handover_without_a_turn_in_time_interrupts_the_stream_or_says_that_history_was_replaced() {
         let scene = Scene::new(&[]);
