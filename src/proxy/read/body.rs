@@ -292,7 +292,7 @@ mod tests {
             assert_eq!(trailers, Some(ok_trailers()));
             let longest = lengths.iter().max().copied().unwrap_or_default();
             assert!(longest < PIECE_BYTES + 2 * 4100, "a piece of {longest} bytes");
-            let is_small = data.len() - PREFIX_BYTES <= SMALL_BYTES as usize;
+            let is_small = (data.len() - PREFIX_BYTES) as u64 <= SMALL_BYTES;
             assert_eq!(is_small, lengths.len() == 1, "{lengths:?}");
         }
     }

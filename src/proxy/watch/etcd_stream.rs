@@ -489,7 +489,7 @@ mod tests {
             stream.requests.recv().await;
             script(&stream)
         };
-        FakeEtcd::start_with_streams(move |path, message| unary(path, message), streams).await
+        FakeEtcd::start_with_streams(unary, streams).await
     }
 
     fn open(scene: &Scene, carried: Vec<Carried>) -> EtcdStream {

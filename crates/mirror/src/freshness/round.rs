@@ -233,8 +233,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn round_after_a_large_one_waits_for_most_of_its_reads_or_the_delay() {
-        let mut rounds = Rounds::default();
-        rounds.in_flight = 1;
+        let mut rounds = Rounds {
+            in_flight: 1,
+            ..Rounds::default()
+        };
         rounds.record_done(16);
         gathering(&mut rounds, 13);
         assert!(!rounds.is_due(SLOW_ROUND));
