@@ -241,3 +241,64 @@ impl EtcdConfig {
         }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn account(flags: &[&str]) -> Result<Option<Account>, AccountError> {
+        #[derive(Parser)]
+        struct Flags {
+            #[command(flatten)]
+            etcd: EtcdConfig,
+        }
+        let flags = std::iter::once(&"rangecache").chain(flags);
+        Flags::try_parse_from(flags).unwrap().etcd.account()
+    }
+
+    fn name_and_password(flags: &[&str]) -> (String, String) {
+        let account = account(flags).unwrap().unwrap();
+        (account.name, account.password.expose().to_owned())
+    }
+
+    #[test]
+    fn colon_divides_name_and_password_unless_the_password_is_given_separately() {
+        let divided = name_and_password(&["--user", "root:one:two"]);
+        assert_eq!(divided, ("root".to_owned(), "one:two".to_owned()));
+        let separate = name_and_password(&["--user", "ro:ot", "--password", "secret"]);
+        assert_eq!(separate, ("ro:ot".to_owned(), "secret".to_owned()));
+    }
+
+    #[test]
+    fn user_without_a_password_and_the_reverse_are_refused() {
+        assert_eq!(account(&[]), Ok(None));
+        assert_eq!(account(&["--user", "root"]), Err(AccountError::NoPassword));
+        assert_eq!(account(&["--password", "secret"]), Err(AccountError::NoUser));
+        assert_eq!(account(&["--password-file", "/none"]), Err(AccountError::NoUser));
+        assert_eq!(account(&["--user", ":secret"]), Err(AccountError::Empty));
+        assert_eq!(account(&["--user", "root:"]), Err(AccountError::Empty));
+    }
+
+    #[test]
+    fn first_line_of_the_password_file_is_the_password() {
+        let path = std::env::temp_dir().join(format!("rangecache-password-{}", std::process::id()));
+        let flags = ["--user", "root", "--password-file", path.to_str().unwrap()];
+        std::fs::write(&path, "secret\nnot the password\n").unwrap();
+        let first = name_and_password(&flags);
+        std::fs::write(&path, "\n").unwrap();
+        let (empty, empty_again) = (account(&flags), Account::read_password(&path));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(first, ("root".to_owned(), "secret".to_owned()));
+        assert_eq!(empty, Err(AccountError::Empty));
+        assert_eq!(empty_again, Err(AccountError::Empty));
+        assert!(matches!(account(&flags), Err(AccountError::Unreadable(..))));
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let account = account(&["--user", "root:hidden"]).unwrap();
+        assert!(!format!("{account:?}").contains("hidden"));
+    }
+}

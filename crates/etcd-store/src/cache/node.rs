@@ -226,3 +226,97 @@ pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a 
     ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
     node
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::testing::KeyValue;
+
+    fn slot(key: usize) -> Slot {
+        let entry = KeyValue::new(format!("{key:04}"), 5, "value").entry();
+        Slot {
+            summary: Summary::of(&entry),
+            node: Arc::new(Node::leaf(Leaf::new(vec![entry]), 0)),
+        }
+    }
+
+    /// An inner node whose children have one key each.
+    fn inner(children: usize) -> Inner {
+        let mut separators = Separators::default();
+        for key in 1..children {
+            separators.push(format!("{key:04}").as_bytes());
+        }
+        Inner {
+            slots: (0..children).map(slot).collect(),
+            separators,
+        }
+    }
+
+    #[test]
+    fn full_inner_node_is_divided_between_two_children() {
+        assert!(inner(INNER_MAX).split_if_full(0).is_none());
+        let mut left = inner(INNER_MAX + 1);
+        let whole = Summary::of_slots(&left.slots);
+        let split = left.split_if_full(0).unwrap();
+        let first = left.slots.len();
+        assert_eq!(&*split.separator, format!("{first:04}").as_bytes());
+        let Body::Inner(right) = &split.right.node.body else {
+            panic!("the right half is an inner node");
+        };
+        assert_eq!(first + right.slots.len(), INNER_MAX + 1);
+        assert!(first >= INNER_MIN && right.slots.len() >= INNER_MIN);
+        // A separator fewer than children on both sides: one went to the parent.
+        assert_eq!(left.separators.len(), first - 1);
+        assert_eq!(right.separators.len(), right.slots.len() - 1);
+        assert_eq!(right.slot_of(format!("{first:04}").as_bytes()), 0);
+        let mut halves = Summary::of_slots(&left.slots);
+        halves += split.right.summary;
+        assert_eq!(halves, whole);
+    }
+
+    #[test]
+    fn right_half_of_a_child_becomes_the_next_child() {
+        let mut parent = inner(2);
+        let moved = slot(0).summary;
+        parent.slots[0].summary += moved;
+        let whole = Summary::of_slots(&parent.slots);
+        let split = Split {
+            separator: b"0000a".as_slice().into(),
+            right: slot(0),
+        };
+        parent.adopt(0, split);
+        assert_eq!(Summary::of_slots(&parent.slots), whole);
+        let slots = [&b"0000"[..], b"0000a", b"0000b", b"0001"].map(|key| parent.slot_of(key));
+        assert_eq!(slots, [0, 1, 1, 2]);
+    }
+
+    #[test]
+    fn node_that_is_shared_is_copied_before_it_changes_and_another_is_not() {
+        let mut node = slot(0).node;
+        let mut ledger = Ledger::default();
+        let own = Arc::as_ptr(&node);
+        writable(&mut node, &mut ledger);
+        assert_eq!(Arc::as_ptr(&node), own);
+        let snapshot = Arc::clone(&node);
+        writable(&mut node, &mut ledger);
+        assert!(!Arc::ptr_eq(&node, &snapshot));
+    }
+
+    #[test]
+    fn copy_is_counted_for_the_checkpoint_if_that_holds_the_node_and_otherwise_for_readers() {
+        let mut node = slot(0).node;
+        let bytes = node.memory_bytes();
+        let mut ledger = Ledger {
+            epoch: 1,
+            ..Ledger::default()
+        };
+        let _checkpoint = Arc::clone(&node);
+        writable(&mut node, &mut ledger);
+        assert_eq!(node.born, 1);
+        let _reader = Arc::clone(&node);
+        writable(&mut node, &mut ledger);
+        writable(&mut node, &mut ledger);
+        assert_eq!(ledger.copied_bytes, bytes);
+        assert_eq!(ledger.copied_for_readers_bytes, bytes);
+    }
+}

@@ -296,6 +296,7 @@ mod tests {
         assert!(!history.note_cluster(8));
         assert!(!history.may_be_of_cluster(8));
         assert!(history.note_cluster(7) && history.may_be_of_cluster(7));
+        assert!(history.note_cluster(0), "a server that is not etcd");
     }
 
     #[test]

@@ -331,9 +331,14 @@ mod tests {
     #[test]
     fn progress_at_an_old_revision_changes_nothing() {
         let mirror = serving();
-        for (progress, revision) in [(9, 10), (10, 10), (12, 12), (11, 12)] {
+        let mut changes = mirror.changes();
+        for (progress, revision, is_change) in
+            [(9, 10, false), (10, 10, false), (12, 12, true), (11, 12, false)]
+        {
             mirror.advance(mirror.epoch(), progress).unwrap();
             assert_eq!(mirror.revision(), Ok(revision));
+            assert_eq!(changes.has_changed().unwrap(), is_change);
+            changes.mark_unchanged();
         }
     }
 
