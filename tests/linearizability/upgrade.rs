@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use testkit::etcd::{Cluster, Version};
-use testkit::grpc::{Status, UNAVAILABLE, UNIMPLEMENTED};
+use testkit::grpc::{DEADLINE_EXCEEDED, Status, UNAVAILABLE, UNIMPLEMENTED};
 use testkit::kv::RANGE_STREAM;
 use testkit::process::tool;
 use testkit::wait::{SOON, until};
@@ -35,7 +35,8 @@ pub async fn upgrade_and_back(world: &mut World) {
 }
 
 /// Prints how often calls failed, by server and method, and checks that calls through rangecache fail only as etcd's own
-/// calls do while a member stops.
+/// calls do while a member stops. On a busy machine the members may be without a leader for longer than calls wait: then etcd's own
+/// clients see that, too.
 pub fn judge_failures(failures: &[Failure]) {
     let mut table = BTreeMap::<_, usize>::new();
     for Failure { via, method, status } in failures {
@@ -44,9 +45,19 @@ pub fn judge_failures(failures: &[Failure]) {
     for ((via, method, status), count) in table {
         println!("{count:>5} failed calls of {method} through {via}: {status}");
     }
-    let through = failures.iter().filter(|failure| failure.via != "etcd");
+    let (of_etcd, through): (Vec<_>, Vec<_>) = failures.iter().partition(|failure| failure.via == "etcd");
+    let is_late = |failure: &Failure| {
+        failure
+            .status
+            .as_ref()
+            .is_some_and(|status| status.code == DEADLINE_EXCEEDED)
+    };
+    let is_etcd_late = of_etcd.iter().any(|failure| is_late(failure));
     let wrong: Vec<_> = through
-        .filter(|failure| !is_of_a_stopping_member(failure.status.as_ref()))
+        .into_iter()
+        .filter(|failure| {
+            !is_of_a_stopping_member(failure.status.as_ref()) && !(is_etcd_late && is_late(failure))
+        })
         .collect();
     assert!(wrong.is_empty(), "no etcd fails a call like this: {wrong:?}");
 }
