@@ -11,23 +11,21 @@
 //! While several clients are connected, the calls of one client, on all of its connections, may hold as much as is free,
 //! and an eighth of the bound in any case: the more others hold, the less it gets.
 
-use std::collections::VecDeque;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
-use super::byte_budget::{BudgetExceeded, Waiting, retry_until};
+use super::byte_budget::{BudgetExceeded, retry_until};
 use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
 use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
+use super::room_queue::{ConnectionQueue, RoomQueue};
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
@@ -41,28 +39,8 @@ const SMALL_DIVISOR: u64 = 16;
 /// Of the bound, a client gets its part by this divisor however much others hold.
 const CLIENT_DIVISOR: u64 = 8;
 
-/// Largest call that may wait for room, in bytes.
-const QUEUED_MAX_BYTES: u64 = 12 << 10;
-/// Bounds of the number of calls of all connections that may wait for room. They are not counted: up to a quarter of the
-/// calls' bound, at most 48 MiB.
-const QUEUED: RangeInclusive<u64> = 64..=4_096;
-/// With as many waiting calls as there are free places divided by this, a connection's next requests are not read.
-const QUEUED_DIVISOR: u64 = 8;
-/// Bounds of that number: the lower one lets a connection wait in any case.
-const QUEUED_PER_CONNECTION: RangeInclusive<u64> = 32..=64;
-/// Bytes of a call up to which it does not delay the next requests of its connection.
-const USUAL_CALL_BYTES: u64 = 16 << 10;
-/// Bytes beyond them that delay the connection's next requests by a millisecond: unpacking long header lists costs time
-/// that others wait for.
-const BYTES_PER_MILLISECOND: u64 = 16 << 10;
-/// Delay of the connection's next requests after a call that was refused at once: that costs more than sending it
-/// again.
-const REFUSAL_DELAY: Duration = Duration::from_millis(10);
 /// Longest wait of a call for room.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections whose oldest waiting call is woken when bytes are released. More than a few are woken in turn: bytes are
-/// released all the time, and waking thousands of calls each time would take longer than the calls.
-const WOKEN_CONNECTIONS: usize = 64;
 
 /// Kind of the bytes that a call holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,20 +57,14 @@ pub enum CallKind {
 #[derive(Debug)]
 pub struct CallBuffers {
     max_bytes: u64,
-    /// Calls that may wait for room.
-    max_queued: u64,
     used: AtomicU64,
     /// Number of the next connection.
     next_connection: AtomicU64,
-    /// Calls that wait for room.
-    queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
     by_client: BytesByClient,
     shares: Shares,
-    /// Connections with calls that wait for room.
-    waiting: Mutex<VecDeque<Arc<ClientAccount>>>,
-    /// Length of `waiting`, to be read without the lock.
-    waiting_count: AtomicUsize,
+    /// Calls that wait for room.
+    queue: Arc<RoomQueue>,
 }
 
 /// Bytes of the calls of one client connection.
@@ -107,15 +79,11 @@ pub struct ClientAccount {
     buffers: Arc<CallBuffers>,
     /// Bytes of all connections of the client that made this one, whatever users make its calls.
     of_client: Arc<ClientBytes>,
-    /// Stopped while too many calls of the connection wait for room.
+    /// Reads the connection's requests.
     intake: Arc<Intake>,
     used: AtomicU64,
-    /// Short calls of the connection that wait for room.
-    queued: AtomicU64,
-    /// Calls of the connection in [`ClientAccount::room`]. Changed under the lock of [`CallBuffers::waiting`].
-    waiting: AtomicU64,
-    /// Wakes one call that waits for room.
-    room: Notify,
+    /// Calls of the connection that wait for room.
+    queue: Arc<ConnectionQueue>,
     /// Part of `used` that has the kind `Sending`.
     sending: AtomicU64,
     /// Tasks of responses that wait until frames of the connection have been sent.
@@ -152,18 +120,14 @@ impl CallBuffers {
     /// Creates a bound of `max_bytes`, with `shares` of the clients.
     pub(super) fn with_shares(max_bytes: u64, shares: Shares, metrics: &BufferMetrics) -> Arc<CallBuffers> {
         let kind = |name| metrics.kind(name, max_bytes);
-        let (min, max) = QUEUED.into_inner();
         Arc::new(CallBuffers {
             max_bytes,
-            max_queued: (max_bytes / 4 / QUEUED_MAX_BYTES).clamp(min, max),
             used: AtomicU64::new(0),
             next_connection: AtomicU64::new(0),
-            queued: AtomicU64::new(0),
             by_client: BytesByClient::default(),
             shares,
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
-            waiting: Mutex::default(),
-            waiting_count: AtomicUsize::new(0),
+            queue: RoomQueue::new(max_bytes),
         })
     }
 
@@ -177,11 +141,9 @@ impl CallBuffers {
             share: ArcSwapOption::new(self.shares.of(client)),
             buffers: Arc::clone(self),
             of_client: self.by_client.of(client),
+            queue: self.queue.of_connection(Arc::clone(&intake)),
             intake,
             used: AtomicU64::new(0),
-            queued: AtomicU64::new(0),
-            waiting: AtomicU64::new(0),
-            room: Notify::new(),
             sending: AtomicU64::new(0),
             senders: Mutex::default(),
         })
@@ -199,20 +161,6 @@ impl CallBuffers {
             || (of_connection <= SMALL_BYTES
                 && used.saturating_add(of_connection * SMALL_DIVISOR) <= self.max_bytes
                 && is_fair(self.max_bytes))
-    }
-
-    /// Wakes a call of each connection that waits for room.
-    fn wake_waiting(&self) {
-        // Ordered after the release, as the attempt of a waiting call is after its entry: one of the two sees the other.
-        if self.waiting_count.load(Ordering::SeqCst) == 0 {
-            return;
-        }
-        let mut waiting = self.waiting.lock();
-        let woken = waiting.len().min(WOKEN_CONNECTIONS);
-        for account in waiting.iter().take(woken) {
-            account.room.notify_one();
-        }
-        waiting.rotate_left(woken);
     }
 
     fn metrics(&self, kind: CallKind) -> &BufferKindMetrics {
@@ -305,7 +253,7 @@ impl ClientAccount {
 
     /// Delays the connection's next requests after a call that was refused at once.
     pub fn delay_after_refusal(&self) {
-        self.intake.delay(REFUSAL_DELAY);
+        self.intake.record_refusal();
     }
 
     /// Metrics of responses that wait to be sent.
@@ -368,17 +316,11 @@ impl CallBytes {
     /// [`BudgetExceeded`] if there is no room.
     pub async fn admit(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
         let account = Arc::clone(&self.account);
-        if bytes > USUAL_CALL_BYTES {
-            let millis = (bytes - USUAL_CALL_BYTES).div_ceil(BYTES_PER_MILLISECOND);
-            account.intake.delay(Duration::from_millis(millis));
-        }
+        account.intake.record_call(bytes);
         if self.grow_if_free(bytes) {
             return Ok(());
         }
-        let queued = (bytes <= QUEUED_MAX_BYTES)
-            .then(|| Queued::enter(&account))
-            .flatten();
-        let Some(_queued) = queued else {
+        let Some(_queued) = account.queue.enter_new(bytes) else {
             self.account.delay_after_refusal();
             self.record_refusal();
             return Err(BudgetExceeded);
@@ -392,8 +334,8 @@ impl CallBytes {
     /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let account = Arc::clone(&self.account);
-        let mut in_line = None;
-        let fitted = retry_until(&account.room, deadline, || {
+        let mut waiter = None;
+        let fitted = retry_until(account.queue.room(), deadline, || {
             loop {
                 if self.fit(bytes).is_ok() {
                     return Poll::Ready(Ok(()));
@@ -401,12 +343,12 @@ impl CallBytes {
                 if !account.buffers.may_hold(bytes, None, 0) {
                     return Poll::Ready(Err(BudgetExceeded));
                 }
-                if in_line.is_some() {
+                if waiter.is_some() {
                     return Poll::Pending;
                 }
                 // Entered before another attempt: a release between the attempt and the wait is not missed.
                 let gauge = &account.buffers.metrics(self.kind).waiting;
-                in_line = Some(InLine::enter(&account, gauge));
+                waiter = Some(account.queue.enter(gauge));
             }
         });
         let fitted = fitted.await;
@@ -415,9 +357,9 @@ impl CallBytes {
             return fitted;
         }
         self.add(bytes);
-        if in_line.is_some() {
+        if waiter.is_some() {
             // There may be room for the connection's next call, too.
-            account.room.notify_one();
+            account.queue.room().notify_one();
         }
         Ok(())
     }
@@ -446,7 +388,7 @@ impl CallBytes {
             account.sending.fetch_sub(released, Ordering::SeqCst);
             account.wake_senders();
         }
-        account.buffers.wake_waiting();
+        account.buffers.queue.wake();
     }
 
     /// Bytes that this holder has.
@@ -517,77 +459,6 @@ impl CallBytes {
     }
 }
 
-/// A call that waits to be woken when bytes are released.
-#[derive(Debug)]
-struct InLine<'a> {
-    account: &'a Arc<ClientAccount>,
-    _waiting: Waiting,
-}
-
-impl<'a> InLine<'a> {
-    fn enter(account: &'a Arc<ClientAccount>, gauge: &Gauge) -> InLine<'a> {
-        let buffers = &account.buffers;
-        let mut waiting = buffers.waiting.lock();
-        if account.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
-            waiting.push_back(Arc::clone(account));
-            buffers.waiting_count.store(waiting.len(), Ordering::SeqCst);
-        }
-        InLine {
-            account,
-            _waiting: Waiting::new(gauge),
-        }
-    }
-}
-
-impl Drop for InLine<'_> {
-    fn drop(&mut self) {
-        let buffers = &self.account.buffers;
-        let mut waiting = buffers.waiting.lock();
-        if self.account.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
-            waiting.retain(|account| !Arc::ptr_eq(account, self.account));
-            buffers.waiting_count.store(waiting.len(), Ordering::SeqCst);
-        }
-    }
-}
-
-/// A short call that waits for room.
-#[derive(Debug)]
-struct Queued<'a>(&'a ClientAccount);
-
-impl Queued<'_> {
-    /// Counts the call; `None` if too many wait.
-    fn enter(account: &ClientAccount) -> Option<Queued<'_>> {
-        account.queued.fetch_add(1, Ordering::Relaxed);
-        let of_all = account.buffers.queued.fetch_add(1, Ordering::Relaxed);
-        let queued = Queued(account);
-        if queued.are_too_many() {
-            account.intake.stop();
-        }
-        (of_all < account.buffers.max_queued).then_some(queued)
-    }
-
-    /// Whether no more requests of the connection should be read.
-    fn are_too_many(&self) -> bool {
-        let buffers = &self.0.buffers;
-        let free = buffers
-            .max_queued
-            .saturating_sub(buffers.queued.load(Ordering::Relaxed));
-        let (min, max) = QUEUED_PER_CONNECTION.into_inner();
-        self.0.queued.load(Ordering::Relaxed) >= (free / QUEUED_DIVISOR).clamp(min, max)
-    }
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Ordering::Relaxed);
-        self.0.buffers.queued.fetch_sub(1, Ordering::Relaxed);
-        // Stopped only by a call that enters: the last one to leave resumes in any case.
-        if !self.are_too_many() {
-            self.0.intake.resume();
-        }
-    }
-}
-
 impl Drop for CallBytes {
     fn drop(&mut self) {
         self.shrink_to(0);
@@ -602,6 +473,8 @@ mod tests {
     use futures_util::StreamExt;
     use futures_util::stream::FuturesUnordered;
 
+    use super::super::intake::{BYTES_PER_MILLISECOND, REFUSAL_DELAY, USUAL_CALL_BYTES};
+    use super::super::room_queue::QUEUED_MAX_BYTES;
     use super::*;
 
     fn buffers(max_bytes: u64) -> Arc<CallBuffers> {
@@ -622,7 +495,7 @@ mod tests {
         let held = take_all(&account, 512);
         let long = account.hold(CallKind::Request).admit(QUEUED_MAX_BYTES + 1).await;
         assert_eq!(long, Err(BudgetExceeded));
-        let mut calls: Vec<CallBytes> = (0..=buffers.max_queued)
+        let mut calls: Vec<CallBytes> = (0..=buffers.queue.max_new_calls())
             .map(|_| account.hold(CallKind::Request))
             .collect();
         let start = Instant::now();
@@ -643,7 +516,8 @@ mod tests {
             (Err(BudgetExceeded), QUEUE_TIMEOUT / 2 * 3)
         );
         drop(held);
-        let counts = [&account.queued, &buffers.queued, &account.used, &buffers.used];
+        assert!(buffers.queue.is_empty());
+        let counts = [&account.used, &buffers.used];
         assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 0));
     }
 

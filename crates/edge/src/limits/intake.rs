@@ -11,6 +11,14 @@ use futures_util::task::AtomicWaker;
 /// Delay of the next requests after a call that the client has reset: that costs more than sending it again.
 const RESET_DELAY: Duration = Duration::from_millis(1);
 
+/// Delay of the next requests after a call that was refused at once: that costs more than sending it again.
+pub(super) const REFUSAL_DELAY: Duration = Duration::from_millis(10);
+/// Bytes of a call up to which it does not delay the next requests.
+pub(super) const USUAL_CALL_BYTES: u64 = 16 << 10;
+/// Bytes beyond them that delay the next requests by a millisecond: unpacking long header lists costs time that others
+/// wait for.
+pub(super) const BYTES_PER_MILLISECOND: u64 = 16 << 10;
+
 /// A request whose handler has not run yet.
 #[derive(Debug)]
 pub struct Unhandled(Arc<Intake>);
@@ -51,7 +59,7 @@ impl Intake {
     }
 
     /// Adds to the delay of the next read.
-    pub(super) fn delay(&self, delay: Duration) {
+    fn delay(&self, delay: Duration) {
         let micros = u32::try_from(delay.as_micros()).unwrap_or(u32::MAX);
         let add = |sum: u32| Some(sum.saturating_add(micros));
         let _ = self
@@ -70,6 +78,19 @@ impl Intake {
     pub fn record_resets(&self, calls: u32) {
         if calls > 0 {
             self.delay(RESET_DELAY * calls);
+        }
+    }
+
+    /// Delays the next read, as a call was refused at once.
+    pub(super) fn record_refusal(&self) {
+        self.delay(REFUSAL_DELAY);
+    }
+
+    /// Delays the next read if a call of `bytes` is longer than usual.
+    pub(super) fn record_call(&self, bytes: u64) {
+        if bytes > USUAL_CALL_BYTES {
+            let millis = (bytes - USUAL_CALL_BYTES).div_ceil(BYTES_PER_MILLISECOND);
+            self.delay(Duration::from_millis(millis));
         }
     }
 

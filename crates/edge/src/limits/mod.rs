@@ -8,6 +8,7 @@
 //! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
+//! | `room_queue` | calls that wait until others release bytes |
 //! | `intake` | requests that one connection has read |
 //! | `byte_budget` | buffered bytes of several responses |
 //! | `flags`, `client_flags` | the flags |
@@ -23,6 +24,7 @@ mod client_flags;
 mod flags;
 mod intake;
 mod metrics;
+mod room_queue;
 mod round_robin;
 mod shares;
 mod turns;
