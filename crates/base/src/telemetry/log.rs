@@ -63,7 +63,8 @@ fn filter(level: &str) -> EnvFilter {
         .unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
-/// Beginnings of the targets of a room's lines: the package at the top, a crate of the room's name, the crates of several rooms.
+/// Beginnings of the targets of a room's lines: of the package at the top, of a crate with the room's name, and of the
+/// crates of several rooms.
 const ROOM_OF: [&str; 4] = [
     "rangecache::",
     "rangecache_",
@@ -71,8 +72,9 @@ const ROOM_OF: [&str; 4] = [
     "rangecache_edge::",
 ];
 
-/// The directives of `level`. `rangecache::` and a room name the room, whatever crate it is in. A level without a module means rangecache's own lines: of other crates it lets warnings and
-/// errors through, since their lines of lower levels describe frames and states of libraries.
+/// The directives of `level`. `rangecache::` and a room name the room, whatever crate it is in. A level without a module
+/// means rangecache's own lines: of other crates it lets warnings and errors through, since their lines of lower levels
+/// describe frames and states of libraries.
 fn directives(level: &str) -> String {
     let mut directives = Vec::new();
     for part in level.split(',').map(str::trim) {

@@ -24,9 +24,9 @@ const SPLIT_FROM_BYTES: usize = 4 << 10;
 #[derive(Clone)]
 pub struct Entry(Stored);
 
-/// The bytes of an entry: a part of a block, or in one or two allocations. jemalloc rounds 10,300 bytes up to 12,288, a fifth too much. An
-/// entry that would waste more than a sixteenth is cut, within its value, into a head that fills a size class exactly,
-/// and a tail.
+/// The bytes of an entry: a part of a block, or in one or two allocations. jemalloc rounds 10,300 bytes up to 12,288, a
+/// fifth too much. An entry that would waste more than a sixteenth is cut, within its value, into a head that fills a
+/// size class exactly, and a tail.
 #[derive(Clone)]
 enum Stored {
     Whole(Arc<[u8]>),

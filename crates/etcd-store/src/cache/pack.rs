@@ -15,21 +15,26 @@ pub(super) fn pack(entries: &mut [Entry], ledger: &mut Ledger) -> u64 {
         .collect();
     let mut beyond = 0;
     while let [first, ..] = movable[..] {
-        let mut bytes = Vec::new();
-        let mut taken = 0;
+        let (mut taken, mut length) = (0, 0);
         for index in &movable {
-            let [head, tail] = entries[*index].encoded().as_slices();
-            if taken > 0 && bytes.len() + head.len() + tail.len() > BLOCK_MAX_BYTES {
+            let more = entries[*index].encoded_len();
+            if taken > 0 && length + more > BLOCK_MAX_BYTES {
                 break;
             }
-            bytes.extend_from_slice(head);
-            bytes.extend_from_slice(tail);
+            length += more;
             taken += 1;
         }
         if taken == 1 {
             entries[first] = entries[first].detached();
         } else {
-            let length = bytes.len();
+            // With its final capacity: nothing is copied twice.
+            let mut bytes = Vec::with_capacity(length);
+            for index in &movable[..taken] {
+                let pieces = entries[*index].encoded().as_slices();
+                pieces
+                    .into_iter()
+                    .for_each(|piece| bytes.extend_from_slice(piece));
+            }
             let bytes = bytes.into_boxed_slice();
             let born = ledger.epoch;
             ledger.packed_bytes += length as u64;
