@@ -22,7 +22,6 @@ const TOOL_DEADLINE: Duration = Duration::from_secs(60);
 /// A row of the table.
 struct Case {
     name: &'static str,
-    unit: &'static str,
     shape: Shape,
     ops: Vec<Op>,
     count: Count,
@@ -32,6 +31,15 @@ struct Case {
 enum Count {
     Instructions,
     SystemCalls,
+}
+
+impl Count {
+    fn unit(self) -> &'static str {
+        match self {
+            Count::Instructions => "instructions",
+            Count::SystemCalls => "system calls",
+        }
+    }
 }
 
 /// Sends each case's calls to a rangecache of its own, and prints a table.
@@ -48,28 +56,13 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
     load::learn(&etcd, &mut gets).await?;
     load::learn(&etcd, &mut list).await?;
     let cases = [
-        case("GET alone", "instructions", &gets, 1, 2_000, Count::Instructions),
-        case(
-            "GET, 64 in flight",
-            "instructions",
-            &gets,
-            64,
-            4_096,
-            Count::Instructions,
-        ),
-        case(
-            "LIST 20k × 1 KB",
-            "instructions",
-            &list,
-            1,
-            3,
-            Count::Instructions,
-        ),
-        case("LIST 20k × 1 KB", "system calls", &list, 1, 5, Count::SystemCalls),
+        case("GET alone", &gets, 1, 2_000, Count::Instructions),
+        case("GET, 64 in flight", &gets, 64, 4_096, Count::Instructions),
+        case("LIST 20k × 1 KB", &list, 1, 3, Count::Instructions),
+        case("LIST 20k × 1 KB", &list, 1, 5, Count::SystemCalls),
         // Last: their revision is longer, and so are headers.
         case(
             "PUT alone",
-            "instructions",
             &[put("/registry/leases/a", 100)],
             1,
             1_000,
@@ -97,24 +90,16 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
         println!(
             "| {} | {} | {} | {baseline} |",
             case.name,
-            case.unit,
+            case.count.unit(),
             grouped(*ours)
         );
     }
     Ok(())
 }
 
-fn case(
-    name: &'static str,
-    unit: &'static str,
-    ops: &[Op],
-    in_flight: usize,
-    calls: usize,
-    count: Count,
-) -> Case {
+fn case(name: &'static str, ops: &[Op], in_flight: usize, calls: usize, count: Count) -> Case {
     Case {
         name,
-        unit,
         shape: Shape {
             connections: 1,
             in_flight,
@@ -143,7 +128,7 @@ fn grouped(number: f64) -> String {
 async fn count(setup: &Setup, binaries: &Binaries, case: &Case) -> Result<f64> {
     progress(&format!(
         "{} of {}: {}",
-        case.unit,
+        case.count.unit(),
         case.name,
         binaries.rangecache.display()
     ));
