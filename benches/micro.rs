@@ -10,10 +10,11 @@
 
 use std::{collections::BTreeMap, hint::black_box, ops::ControlFlow, sync::Arc, time::Duration};
 
-use bytes::Buf as _;
+use bytes::{Buf as _, Bytes};
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use etcd_store::cache::{
-    Answer, Change, Dialect, Entry, HistoryLimits, RangeQuery, ResponseHeader, Selected, Store, Tree, select,
+    Answer, Change, Dialect, Entry, HistoryLimits, Packing, RangeQuery, ResponseHeader, Selected, Store,
+    Tree, TreeBuilder, select,
 };
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
@@ -233,14 +234,14 @@ fn answer(tree: &Tree, query: &RangeQuery) -> Answer {
             },
             selection,
         ),
-        Selected::TiesAreEtcds => unreachable!("no ties in these queries"),
+        Selected::TiesAreEtcds | Selected::PackedValues => unreachable!("nothing is sorted"),
     }
 }
 
 /// Consumes every chunk like a socket, without reading the bytes; returns the number of chunks.
 fn drain(mut answer: Answer) -> usize {
     let mut bytes = 0;
-    while let Some(mut piece) = answer.next_piece(128 << 10) {
+    while let Ok(Some(mut piece)) = answer.next_piece(128 << 10) {
         while piece.has_remaining() {
             let mut slices = [std::io::IoSlice::new(&[]); 64];
             let filled = piece.chunks_vectored(&mut slices);
@@ -277,6 +278,80 @@ fn lists(criterion: &mut Criterion) {
                     bencher.iter(|| drain(answer(&tree, &query)));
                 });
             }
+        }
+    }
+}
+
+/// Bodies of KeyValues with values like those of one kind of object: the same fields, other numbers and names.
+fn objects(size: usize, value_bytes: usize) -> Vec<Bytes> {
+    use prost::Message as _;
+    let mut random = StdRng::seed_from_u64(9);
+    let mut object = |index: usize| {
+        let mut value = String::new();
+        while value.len() < value_bytes {
+            let field = value.len() / 64 % 40;
+            let number: u32 = random.random();
+            value += &format!(
+                "\"field-{field:02}\":{{\"type\":\"ready\",\"value\":\"{number:08x}\",\"since\":\"2026-01-01T00:00:00Z\"}},"
+            );
+        }
+        let kv = KeyValue {
+            key: key(index),
+            create_revision: 1,
+            mod_revision: 1 + index as i64,
+            version: 1,
+            value: value.into_bytes(),
+        };
+        Bytes::from(kv.encode_to_vec())
+    };
+    (0..size).map(&mut object).collect()
+}
+
+fn built(objects: &[Bytes], packing: Packing) -> Tree {
+    let mut builder = TreeBuilder::new(packing);
+    for object in objects {
+        builder.push(object.clone()).unwrap();
+    }
+    builder.finish()
+}
+
+/// Loads, lists and reads of packed values beside plain ones.
+fn packing(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("packing");
+    group.sample_size(10);
+    for (name, size, value_bytes) in [
+        ("100 B", 100_000, 100),
+        ("1 KB", 20_000, 1024),
+        ("10 KB", 5_000, 10_240),
+    ] {
+        let objects = objects(size, value_bytes);
+        for (state, packing) in [("plain", Packing::Never), ("packed", Packing::Always)] {
+            let tree = built(&objects, packing);
+            let bytes = tree.summary().encoded_bytes;
+            eprintln!(
+                "{name}, {state}: {:.3} bytes of memory per encoded byte",
+                tree.memory_bytes() as f64 / bytes as f64
+            );
+            group.throughput(Throughput::Bytes(bytes));
+            group.bench_function(BenchmarkId::new("load", format!("{name} {state}")), |bencher| {
+                bencher.iter(|| built(&objects, packing));
+            });
+            group.bench_function(BenchmarkId::new("list", format!("{name} {state}")), |bencher| {
+                bencher.iter(|| drain(answer(&tree, &everything())));
+            });
+            let mut random = StdRng::seed_from_u64(5);
+            let mut get = || RangeQuery {
+                key: key(random.random_range(0..size)).into(),
+                ..RangeQuery::default()
+            };
+            group.throughput(Throughput::Elements(1));
+            group.bench_function(BenchmarkId::new("get", format!("{name} {state}")), |bencher| {
+                bencher.iter_batched(
+                    &mut get,
+                    |query| answer(&tree, &query).small(5),
+                    BatchSize::SmallInput,
+                );
+            });
         }
     }
 }
@@ -356,6 +431,6 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = updates, lookups, scans, lists, queries, histories
+    targets = updates, lookups, scans, lists, packing, queries, histories
 }
 criterion_main!(micro);

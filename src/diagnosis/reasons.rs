@@ -243,6 +243,16 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "The mirror's task panicked; the mirror is being loaded again.",
             "Please report it with the source location in the log.",
         ),
+        Reason::Damaged => (
+            "memory was damaged",
+            "A packed value (--cache-pack) did not have its checksum; the mirror is being loaded again.",
+            "If this repeats, the memory of the machine is faulty: move the workload, and test it.",
+        ),
+        Reason::PackedValues => (
+            "order of packed values",
+            "The sort order is that of the values, and some of them are packed (--cache-pack).",
+            "If such reads are frequent, set --cache-pack=never.",
+        ),
         Reason::SortTies => (
             "order of equal keys",
             "The sort order has equal values, and their order among each other is defined by etcd alone.",

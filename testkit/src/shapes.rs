@@ -43,7 +43,8 @@ pub async fn write_first_part(etcd: &Client) {
             let value = if number % 3 == 0 {
                 "same".to_owned()
             } else {
-                format!("{namespace}-{number}")
+                // Long enough to be worth packing.
+                format!("{namespace}-{number}{}", " of many like it".repeat(20))
             };
             etcd.put(pod(namespace, number), value).await.unwrap();
         }

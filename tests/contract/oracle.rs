@@ -18,11 +18,16 @@ use testkit::wait::{SOON, until};
 /// Random requests, per version of etcd.
 const AT_RANDOM: usize = 2_000;
 
+/// VALUE, of etcd's sort targets.
+const SORTED_BY_VALUE: i32 = 4;
+
 /// Both sides of the comparison.
 struct Sides {
     etcd: Client,
     through: Client,
     rangecache: Rangecache,
+    /// Values are packed: etcd sorts by value.
+    is_packed: bool,
     outcomes: Outcomes,
     defects: Vec<String>,
     asked: usize,
@@ -37,6 +42,7 @@ impl Sides {
             through: rangecache.client().await,
             outcomes: rangecache.outcomes().await,
             rangecache,
+            is_packed: false,
             defects: Vec::new(),
             asked: 0,
             from_memory: 0,
@@ -74,6 +80,9 @@ impl Sides {
     }
 
     async fn order_is_open(&self, request: &RangeRequest) -> bool {
+        if self.is_packed && request.sort_target == SORTED_BY_VALUE {
+            return true;
+        }
         if !(0..=2).contains(&request.sort_order) {
             return true;
         }
@@ -134,11 +143,19 @@ async fn current(etcd: &Client) -> i64 {
 }
 
 async fn range_responses_equal_etcds(version: Version) {
-    range_responses_are_equal(version, false).await;
+    range_responses_are_equal(version, Chain::One, "never").await;
 }
 
-/// With `is_chained`, requests go through two rangecaches, one before the other.
-async fn range_responses_are_equal(version: Version, is_chained: bool) {
+/// What requests go through.
+#[derive(PartialEq)]
+enum Chain {
+    One,
+    /// Two rangecaches, one before the other.
+    Two,
+}
+
+/// `cache_pack` is that of the rangecache that the client is connected to.
+async fn range_responses_are_equal(version: Version, chain: Chain, cache_pack: &str) {
     let mut random = StdRng::seed_from_u64(seed());
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
@@ -147,11 +164,23 @@ async fn range_responses_are_equal(version: Version, is_chained: bool) {
     direct.compact(compacted).await.expect("etcd compacts");
 
     // The mirror is loaded here: revisions between the compaction and this one may be forwarded, later ones may not.
-    let mut rangecache = Rangecache::before(&etcd).start().await;
-    if is_chained {
-        rangecache = Rangecache::before_another(rangecache).start().await;
-    }
+    let rangecache = match chain {
+        Chain::One => {
+            Rangecache::before(&etcd)
+                .with("--cache-pack", cache_pack)
+                .start()
+                .await
+        }
+        Chain::Two => {
+            let first = Rangecache::before(&etcd).start().await;
+            Rangecache::before_another(first)
+                .with("--cache-pack", cache_pack)
+                .start()
+                .await
+        }
+    };
     let mut sides = Sides::new(&etcd, rangecache).await;
+    sides.is_packed = cache_pack == "always";
     let loaded = current(&direct).await;
     write_second_part(&direct).await;
     let mut at = Revisions {
@@ -199,7 +228,17 @@ async fn range_responses_equal_etcds_3_8() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn range_responses_through_two_rangecaches_equal_etcds() {
-    range_responses_are_equal(Version::V3_7, true).await;
+    range_responses_are_equal(Version::V3_7, Chain::Two, "never").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_responses_with_packed_values_equal_etcds() {
+    range_responses_are_equal(Version::V3_7, Chain::One, "always").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_responses_with_packed_values_equal_etcds_3_5() {
+    range_responses_are_equal(Version::V3_5, Chain::One, "always").await;
 }
 
 /// etcd 3.5 panics on an unknown sort target, so that no such request may reach it: the expected response is 3.6's.

@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let begin = Duration::ZERO;
     let mut store = Store::new(Tree::new(), 1, HistoryLimits::default(), begin);
     for (revision, key) in [(2_u8, "/pods/a"), (3, "/pods/b"), (4, "/nodes/a"), (5, "/pods/c")] {
-        store.apply(vec![Change::put(entry(key, revision)?)], revision.into(), begin);
+        store.apply(vec![Change::put(entry(key, revision)?)], revision.into(), begin)?;
     }
     let end = prefix_end(b"/pods/").ok_or("no key follows the prefix")?;
     for revision in [5, 4] {

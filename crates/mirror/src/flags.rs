@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
+use etcd_store::cache::Packing;
 use rangecache_base::flags::{parse_bytes, parse_duration};
 use rangecache_base::memory;
 
@@ -32,6 +33,13 @@ pub struct MirrorConfig {
     /// When to change it: other processes share the limit
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub cache_max_bytes: Option<u64>,
+
+    /// Whether values are compressed in memory: `never`, or `always` as they are loaded. What is written later is not
+    ///
+    /// When to change it: memory is scarcer than CPU: objects of Kubernetes take a third or less, and a list of them costs a
+    /// few microseconds for each 16 KB more (docs/operations.md#deploy)
+    #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Never)]
+    pub cache_pack: CachePack,
 
     /// Age up to which past revisions are answered from memory
     ///
@@ -78,6 +86,24 @@ pub struct MirrorConfig {
         value_parser = clap::value_parser!(u32).range(..=1_000)
     )]
     pub prefix_metrics_top: u32,
+}
+
+/// When values are compressed in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CachePack {
+    /// Never.
+    Never,
+    /// As they are loaded.
+    Always,
+}
+
+impl From<CachePack> for Packing {
+    fn from(when: CachePack) -> Packing {
+        match when {
+            CachePack::Never => Packing::Never,
+            CachePack::Always => Packing::Always,
+        }
+    }
 }
 
 impl MirrorConfig {

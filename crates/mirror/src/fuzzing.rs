@@ -190,7 +190,7 @@ impl Feed {
             Step::Apply { changes, revision } => {
                 assert!(revision > before);
                 assert!(changes.is_sorted_by_key(etcd_store::cache::Change::revision));
-                self.store.apply(changes, revision, now);
+                assert!(self.store.apply(changes, revision, now).is_ok());
             }
         }
         assert_eq!(self.store.revision(), self.assembler.revision());

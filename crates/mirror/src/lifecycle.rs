@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::load::{Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::view::{Epoch, Mirror, ReaderEnd};
@@ -103,7 +103,13 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
     loop {
         let epoch = mirror.epoch();
         cause = match lifecycle.load(epoch, cause).await {
-            Ok(loaded_by) => lifecycle.follow(epoch, loaded_by).await,
+            Ok(loaded_by) => tokio::select! {
+                cause = lifecycle.follow(epoch, loaded_by) => cause,
+                () = mirror.damage_reported() => {
+                    let _ = mirror.end_epoch(epoch, Reason::Damaged);
+                    LoadCause::Dropped(Reason::Damaged)
+                }
+            },
             Err(cause) => cause,
         };
     }
@@ -151,7 +157,7 @@ impl Lifecycle<'_> {
                 Ok(connection)
             }
             Ok(None) => Err(LoadCause::Dropped(reason_out(mirror))),
-            Err(error @ LoadError::OverBudget { .. }) => {
+            Err(error @ LoadError::OverBudget { mean_bytes, .. }) => {
                 if self.reason_while_loading == Reason::OverBudget {
                     tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
                 } else {
@@ -159,8 +165,6 @@ impl Lifecycle<'_> {
                         "mirror disabled (over budget): its keys do not fit; forwarding its reads until they do. \
                         Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
                 }
-                let loaded = &mirror.metrics;
-                let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
                 Err(self.wait_until_it_fits(epoch, mean_bytes).await)
             }
             Err(error) => {
@@ -273,6 +277,7 @@ async fn load(
         pacing: &mirrors.load_pacing,
         tasks: &mirrors.tasks,
         telemetry: &mirrors.telemetry,
+        packing: mirrors.packing,
         mirror,
     };
     let loaded = load.run().await?;
@@ -387,6 +392,19 @@ mod tests {
         until(mirror, Ok(5)).await;
         assert_eq!(loads(mirror, LoadCause::Dropped(Reason::HistoryReplaced)), 1);
         assert!(mirror.view().unwrap().tree.get(b"d").is_some());
+    }
+
+    #[tokio::test]
+    async fn mirror_with_a_damaged_value_is_loaded_again_at_once() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&["--cache-pack=always"]);
+        let mirror = mirrors.at(0).unwrap();
+        start(&mirrors, 0);
+        until(mirror, Ok(4)).await;
+        bench.etcd.lock().put("d", "new");
+        mirror.report_damage();
+        until(mirror, Ok(5)).await;
+        assert_eq!(loads(mirror, LoadCause::Dropped(Reason::Damaged)), 1);
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::Mirror;
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
+use etcd_store::cache::{Change, HistoryLimits, Packing, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
@@ -355,6 +355,7 @@ impl Bench {
             pacing: &self.pacing,
             tasks: &self.tasks,
             telemetry: &self.telemetry,
+            packing: Packing::Never,
             mirror: self.mirror(),
         };
         tokio::time::timeout(SOON, load.run()).await.unwrap()

@@ -19,7 +19,7 @@ use super::metrics::RoomMetrics;
 use super::mirrors::background;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
-use etcd_store::cache::{Entry, Tree};
+use etcd_store::cache::{Entry, StoredEntry, Tree};
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::trace::SpanExt as _;
@@ -295,9 +295,9 @@ impl Piece {
     }
 }
 
-fn is_same(ours: &Entry, theirs: &Bytes) -> bool {
-    Entry::from_key_value(theirs)
-        .is_ok_and(|theirs| ours.encoded().contiguous() == theirs.encoded().contiguous())
+fn is_same(ours: &StoredEntry, theirs: &Bytes) -> bool {
+    let theirs = Entry::from_key_value(theirs);
+    theirs.is_ok_and(|theirs| ours.read().is_ok_and(|ours| ours == theirs))
 }
 
 #[cfg(test)]

@@ -110,8 +110,10 @@ pub(super) fn answer(
         Basis::Stale => Read::Stale,
     };
     let dialect = Dialect::of_version(version.major, version.minor);
-    let Selected::Answer(selection) = select(&tree, query, &dialect) else {
-        return Err(Reason::SortTies);
+    let selection = match select(&tree, query, &dialect) {
+        Selected::Answer(selection) => selection,
+        Selected::TiesAreEtcds => return Err(Reason::SortTies),
+        Selected::PackedValues => return Err(Reason::PackedValues),
     };
     // Recorded before the response is sent: no later response of this process may be older (I11). The entries were
     // selected before: if the history is still the same, they are of it, too.

@@ -6,14 +6,16 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 
+use super::serve::Unservable;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use etcd_store::cache::{Answer, Chunks, JsonAnswer, Rope, chunk_head};
+use etcd_store::cache::{Answer, Chunks, CorruptBlock, JsonAnswer, Rope, chunk_head};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
 use etcd_wire::grpc::status::ok_trailers;
 use rangecache_base::faults::{self, Fault};
 use rangecache_edge::limits::HeldBytes;
 use rangecache_mirror::HeldView;
 use rangecache_mirror::view::Mirror;
+use rangecache_upstream::BoxError;
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
 /// its connection's buffers (I5).
@@ -35,6 +37,18 @@ pub(in crate::proxy) enum EntrySource<'a> {
     Series(HeldBytes),
 }
 
+/// A packed value of the response is damaged. The mirror was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proxy) struct Damaged;
+
+impl From<Damaged> for Unservable {
+    fn from(_: Damaged) -> Unservable {
+        Unservable::Damaged
+    }
+}
+
+type FrameResult = Result<Frame<Rope>, BoxError>;
+
 /// Guard that keeps the entries of a response in memory.
 #[derive(Debug)]
 enum KeptEntries {
@@ -43,6 +57,16 @@ enum KeptEntries {
 }
 
 impl EntrySource<'_> {
+    fn report_damage(&self) -> Damaged {
+        if let EntrySource::Mirror {
+            mirror: Some(mirror), ..
+        } = self
+        {
+            mirror.report_damage();
+        }
+        Damaged
+    }
+
     fn keep(self) -> KeptEntries {
         match self {
             EntrySource::Mirror { mirror, is_past } => {
@@ -60,24 +84,41 @@ impl KeptEntries {
             KeptEntries::Bytes { .. } => None,
         }
     }
+
+    /// The frame of the next piece, or the end of a response that cannot be completed.
+    fn framed<P>(&self, piece: Result<Option<P>, CorruptBlock>) -> Option<FrameResult>
+    where
+        Rope: From<P>,
+    {
+        match piece {
+            Ok(piece) => piece.map(|piece| Ok(Frame::data(piece.into()))),
+            Err(corrupt) => {
+                if let Some(view) = self.view() {
+                    view.report_damage();
+                }
+                Some(Err(corrupt.into()))
+            }
+        }
+    }
 }
 
 /// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
 /// `entries` is what keeps them in memory until the body is dropped.
-pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> ResponseBody {
+pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<ResponseBody, Damaged> {
     let mut prefix = [0; PREFIX_BYTES];
     put_prefix(&mut prefix, answer.len());
     if answer.len() <= SMALL_BYTES {
-        let mut message = answer.small(PREFIX_BYTES);
+        let message = answer.small(PREFIX_BYTES);
+        let mut message = message.map_err(|CorruptBlock| entries.report_damage())?;
         message[..PREFIX_BYTES].copy_from_slice(&prefix);
-        return ResponseBody::whole(message.into(), ok_trailers());
+        return Ok(ResponseBody::whole(message.into(), ok_trailers()));
     }
-    ResponseBody::from_source(AnswerBody {
+    Ok(ResponseBody::from_source(AnswerBody {
         prefix: Some(Bytes::copy_from_slice(&prefix)),
         answer,
         kept: entries.keep(),
         trailers_sent: false,
-    })
+    }))
 }
 
 /// Returns a body with one gRPC message per chunk, then OK trailers. `entries` is what keeps them in memory until the
@@ -92,18 +133,25 @@ pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseB
 }
 
 /// Returns a body with `answer` as JSON, and its length in bytes if it is short: etcd sends that length as well.
-pub(super) fn json_body(mut answer: JsonAnswer, entries: EntrySource<'_>) -> (ResponseBody, Option<usize>) {
-    let first = answer.next_piece(PIECE_BYTES).unwrap_or_default();
+pub(super) fn json_body(
+    mut answer: JsonAnswer,
+    entries: EntrySource<'_>,
+) -> Result<(ResponseBody, Option<usize>), Damaged> {
+    let first = answer.next_piece(PIECE_BYTES);
+    let first = first
+        .map_err(|CorruptBlock| entries.report_damage())?
+        .unwrap_or_default();
     if answer.is_done() && first.len() <= COUNTED_JSON_BYTES {
         let length = first.len();
-        return (ResponseBody::whole(first.into(), HeaderMap::new()), Some(length));
+        let body = ResponseBody::whole(first.into(), HeaderMap::new());
+        return Ok((body, Some(length)));
     }
     let body = ResponseBody::from_source(JsonBody {
         first: Some(first),
         answer,
         kept: entries.keep(),
     });
-    (body, None)
+    Ok((body, None))
 }
 
 /// Body of a Range response in JSON.
@@ -117,8 +165,12 @@ struct JsonBody {
 impl BodySource for JsonBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
         faults::trip(Fault::Body);
-        let piece = self.first.take().or_else(|| self.answer.next_piece(PIECE_BYTES));
-        Poll::Ready(piece.map(|piece| Ok(Frame::data(Bytes::from(piece).into()))))
+        let piece = match self.first.take() {
+            Some(first) => Ok(Some(first)),
+            None => self.answer.next_piece(PIECE_BYTES),
+        };
+        let piece = piece.map(|piece| piece.map(Bytes::from));
+        Poll::Ready(self.kept.framed(piece))
     }
 
     fn held_view(&self) -> Option<&HeldView> {
@@ -136,25 +188,26 @@ struct AnswerBody {
 }
 
 impl AnswerBody {
-    fn next(&mut self) -> Option<Frame<Rope>> {
+    fn next(&mut self) -> Option<FrameResult> {
         faults::trip(Fault::Body);
         if let Some(prefix) = self.prefix.take() {
-            return Some(Frame::data(prefix.into()));
+            return Some(Ok(Frame::data(prefix.into())));
         }
-        if let Some(piece) = self.answer.next_piece(PIECE_BYTES) {
-            return Some(Frame::data(piece));
+        let piece = self.answer.next_piece(PIECE_BYTES);
+        if let Some(frame) = self.kept.framed(piece) {
+            return Some(frame);
         }
         if self.trailers_sent {
             return None;
         }
         self.trailers_sent = true;
-        Some(Frame::trailers(ok_trailers()))
+        Some(Ok(Frame::trailers(ok_trailers())))
     }
 }
 
 impl BodySource for AnswerBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.next().map(Ok))
+        Poll::Ready(self.next())
     }
 
     fn held_view(&self) -> Option<&HeldView> {
@@ -174,7 +227,7 @@ struct ChunksBody {
 
 impl BodySource for ChunksBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.next().map(Ok))
+        Poll::Ready(self.next())
     }
 
     fn held_view(&self) -> Option<&HeldView> {
@@ -183,13 +236,12 @@ impl BodySource for ChunksBody {
 }
 
 impl ChunksBody {
-    fn next(&mut self) -> Option<Frame<Rope>> {
-        if let Some(piece) = self
-            .current
-            .as_mut()
-            .and_then(|answer| answer.next_piece(PIECE_BYTES))
-        {
-            return Some(Frame::data(piece));
+    fn next(&mut self) -> Option<FrameResult> {
+        if let Some(answer) = &mut self.current {
+            let piece = answer.next_piece(PIECE_BYTES);
+            if let Some(frame) = self.kept.framed(piece) {
+                return Some(frame);
+            }
         }
         self.current = None;
         let Some(answer) = self.chunks.next() else {
@@ -197,18 +249,20 @@ impl ChunksBody {
                 return None;
             }
             self.trailers_sent = true;
-            return Some(Frame::trailers(ok_trailers()));
+            return Some(Ok(Frame::trailers(ok_trailers())));
         };
         let mut head = chunk_head(PREFIX_BYTES, answer.len());
         let length = (head.len() - PREFIX_BYTES) as u64 + answer.len();
         put_prefix(&mut head, length);
         if answer.len() > SMALL_BYTES {
             self.current = Some(answer);
-            return Some(Frame::data(Bytes::from(head).into()));
+            return Some(Ok(Frame::data(Bytes::from(head).into())));
         }
-        let mut message = answer.small(head.len());
-        message[..head.len()].copy_from_slice(&head);
-        Some(Frame::data(Bytes::from(message).into()))
+        let message = answer.small(head.len()).map(|mut message| {
+            message[..head.len()].copy_from_slice(&head);
+            Some(Bytes::from(message))
+        });
+        self.kept.framed(message)
     }
 }
 
@@ -219,7 +273,9 @@ mod tests {
 
     use super::*;
     use etcd_store::cache::testing::KeyValue;
-    use etcd_store::cache::{ResponseHeader, Selection};
+    use etcd_store::cache::{
+        Dialect, Packing, RangeQuery, ResponseHeader, Selected, Selection, Tree, select,
+    };
     use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse};
     use etcd_wire::grpc::frame::Prefix;
 
@@ -282,7 +338,7 @@ mod tests {
     #[tokio::test]
     async fn unary_response_is_one_message_of_pieces_that_a_slow_client_holds_singly() {
         for (entries, value_bytes) in [(0, 0), (3, 100), (160, 100), (400, 4000)] {
-            let body = unary_body(Answer::new(HEADER, selection(entries, value_bytes)), source());
+            let body = unary_body(Answer::new(HEADER, selection(entries, value_bytes)), source()).unwrap();
             let (lengths, data, trailers) = read(body).await;
             let messages = messages(&data);
             assert_eq!(messages.len(), 1);
@@ -316,10 +372,49 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn damaged_value_is_never_part_of_a_response() {
+        let entry = |n| KeyValue::new(format!("k{n:04}"), 9, vec![b'v'; 1000]).entry();
+        let selection = |entries| {
+            let mut tree = Tree::load((0..entries).map(entry), Packing::Always);
+            tree.damage();
+            let query = RangeQuery {
+                key: "k".into(),
+                range_end: "l".into(),
+                ..RangeQuery::default()
+            };
+            match select(&tree, &query, &Dialect::of_version(3, 7)) {
+                Selected::Answer(selection) => selection,
+                _ => panic!("nothing is sorted"),
+            }
+        };
+        for entries in [2, 100] {
+            let small = unary_body(Answer::new(HEADER, selection(entries)), source());
+            let bodies = [
+                small.unwrap_or_else(|Damaged| ResponseBody::empty()),
+                stream_body(Chunks::new(HEADER, selection(entries)), source()),
+            ];
+            for mut body in bodies {
+                let mut last = None;
+                while let Some(frame) = body.frame().await {
+                    let is_sent = frame.is_ok();
+                    if let Some(trailers) = frame.ok().and_then(|frame| frame.into_trailers().ok()) {
+                        assert_ne!(trailers, ok_trailers(), "the response is not whole");
+                    }
+                    last = Some(is_sent);
+                }
+                assert!(last != Some(true), "{entries} entries");
+            }
+            let text = json_body(JsonAnswer::new(HEADER, selection(entries)), source());
+            assert_eq!(text.err(), Some(Damaged));
+        }
+        assert!(unary_body(Answer::new(HEADER, selection(2)), source()).is_err());
+    }
+
+    #[tokio::test]
     async fn only_short_json_has_its_length_in_the_head() {
         for (entries, is_short) in [(0, true), (2, true), (40, false), (4000, false)] {
             let answer = JsonAnswer::new(HEADER, selection(entries, 50));
-            let (body, length) = json_body(answer, source());
+            let (body, length) = json_body(answer, source()).unwrap();
             let (_, data, trailers) = read(body).await;
             assert_eq!(length, is_short.then_some(data.len()), "{entries} entries");
             let json: serde_json::Value = serde_json::from_slice(&data).unwrap();

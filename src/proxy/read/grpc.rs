@@ -8,7 +8,7 @@ use hyper::body::Incoming;
 
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
-use super::serve::{ReceivedRead, TooLong, WireFormat};
+use super::serve::{ReceivedRead, Unservable, WireFormat};
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::{CallProtocol, Proxy};
@@ -52,12 +52,12 @@ pub(in crate::proxy) trait GrpcMethod: Default {
     /// The body of a response with the selected entries, which `entries` keeps in memory.
     ///
     /// # Errors
-    /// [`TooLong`] if etcd would not send it.
+    /// [`Unservable`], of a response that etcd would not send or memory cannot.
     fn body(
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<ResponseBody, TooLong>;
+    ) -> Result<ResponseBody, Unservable>;
 }
 
 impl<M: GrpcMethod> WireFormat for M {
@@ -162,7 +162,7 @@ impl<M: GrpcMethod> WireFormat for M {
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<Response<ResponseBody>, TooLong> {
+    ) -> Result<Response<ResponseBody>, Unservable> {
         let body = M::body(header, selection, entries)?;
         Ok(body.into_response(request.metadata.content_type.clone()))
     }
@@ -198,7 +198,13 @@ impl<M: GrpcMethod> WireFormat for M {
         };
         let entries = EntrySource::Series(page.held);
         let response = self.respond(request, page.header, page.selection, entries);
-        Ok(response.unwrap_or_else(|TooLong(bytes)| self.refuse(request, &Status::LargerThanMax(bytes))))
+        Ok(response.unwrap_or_else(|unservable| {
+            let status = match unservable {
+                Unservable::TooLong(bytes) => Status::LargerThanMax(bytes),
+                Unservable::Damaged => Status::MirrorBehind,
+            };
+            self.refuse(request, &status)
+        }))
     }
 }
 

@@ -53,14 +53,14 @@ pub(in crate::proxy) trait WireFormat: Sized {
     /// The response with the selected entries, which `entries` keeps in memory.
     ///
     /// # Errors
-    /// [`TooLong`] if etcd would not send it.
+    /// [`Unservable`], of a response that etcd would not send or memory cannot.
     fn respond(
         &self,
         request: &ReadRequest,
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<Response<ResponseBody>, TooLong>;
+    ) -> Result<Response<ResponseBody>, Unservable>;
 
     /// Gets the response from etcd. The outcome in `record` is set, and is changed if etcd is asked in another way.
     async fn fetch(
@@ -80,9 +80,14 @@ pub(in crate::proxy) struct ReceivedRead<W: WireFormat> {
     pub(super) original: W::Original,
 }
 
-/// The response has this many bytes in gRPC, more than etcd's library sends.
+/// Why there is no response with the entries.
 #[derive(Debug)]
-pub(in crate::proxy) struct TooLong(pub(super) u64);
+pub(in crate::proxy) enum Unservable {
+    /// The response has this many bytes in gRPC, more than etcd's library sends.
+    TooLong(u64),
+    /// A packed value is damaged; the mirror was told.
+    Damaged,
+}
 
 /// Serves a read in the format `W`. `call` counts its bytes.
 pub(in crate::proxy) async fn serve<W: WireFormat>(
@@ -122,15 +127,10 @@ async fn handle<W: WireFormat>(
     }
     let (reason, turn) = match decide(client, W::PROTOCOL, &received.request, record).await {
         Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
-            None => {
-                return Ok(respond(
-                    proxy,
-                    &received.format,
-                    &received.request,
-                    answer,
-                    record,
-                ));
-            }
+            None => match respond(proxy, &received.format, &received.request, answer, record) {
+                Ok(response) => return Ok(response),
+                Err(reason) => (reason, None),
+            },
             Some(turn) => (Reason::Shadow, Some(turn)),
         },
         Err(reason) => (reason, None),
@@ -151,13 +151,16 @@ fn turn_to_compare<W: WireFormat>(
 }
 
 /// Responds from memory.
+///
+/// # Errors
+/// Reason for which etcd has to respond after all.
 fn respond<W: WireFormat>(
     proxy: &Proxy,
     format: &W,
     request: &ReadRequest,
     answer: MemoryAnswer,
     record: &mut CallRecord,
-) -> Response<ResponseBody> {
+) -> Result<Response<ResponseBody>, Reason> {
     match answer {
         MemoryAnswer::Entries(header, selection, outcome) => {
             record.outcome = outcome;
@@ -166,16 +169,18 @@ fn respond<W: WireFormat>(
                 mirror: record.mirror(&proxy.mirrors),
                 is_past: request.query.revision > 0,
             };
-            format
-                .respond(request, header, selection, entries)
-                .unwrap_or_else(|TooLong(bytes)| {
+            match format.respond(request, header, selection, entries) {
+                Ok(response) => Ok(response),
+                Err(Unservable::TooLong(bytes)) => {
                     record.outcome = outcome.refused();
-                    format.refuse(request, &Status::LargerThanMax(bytes))
-                })
+                    Ok(format.refuse(request, &Status::LargerThanMax(bytes)))
+                }
+                Err(Unservable::Damaged) => Err(Reason::Damaged),
+            }
         }
         MemoryAnswer::Refusal(status, outcome) => {
             record.outcome = outcome;
-            format.refuse(request, &status)
+            Ok(format.refuse(request, &status))
         }
     }
 }
@@ -209,7 +214,11 @@ async fn fetch<W: WireFormat>(
             result = fetching => result,
             answer = stale.answer_once_silent() => {
                 let answer = answer.recorded(record);
-                return Ok(respond(proxy, &format, &request, answer, record));
+                let response = respond(proxy, &format, &request, answer, record);
+                return Ok(response.unwrap_or_else(|reason| {
+                    record.outcome = Outcome::Shed(reason);
+                    format.refuse(&request, &Status::MirrorBehind)
+                }));
             }
         },
     };
@@ -230,8 +239,10 @@ mod tests {
     use etcd_wire::grpc::CallMetadata;
     use rangecache_edge::limits::CallKind;
 
-    /// A format in which every response is too long, and etcd answers with a status of its own.
-    struct Told;
+    /// A format in which no response can be made for this reason, and etcd answers with a status of its own.
+    struct Told(fn() -> Unservable);
+
+    const TOO_LONG: Told = Told(|| Unservable::TooLong(77));
 
     const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
@@ -260,8 +271,8 @@ mod tests {
             _: ResponseHeader,
             _: Selection,
             _: EntrySource<'_>,
-        ) -> Result<Response<ResponseBody>, TooLong> {
-            Err(TooLong(77))
+        ) -> Result<Response<ResponseBody>, Unservable> {
+            Err(self.0())
         }
 
         async fn fetch(
@@ -293,7 +304,7 @@ mod tests {
     async fn fetched(scene: &Scene, reason: Reason) -> (String, Outcome) {
         let received = ReceivedRead {
             request: request(),
-            format: Told,
+            format: TOO_LONG,
             original: (),
         };
         let (call, mut record) = (scene.client().account.hold(CallKind::Request), record());
@@ -337,11 +348,25 @@ mod tests {
         let selection = Selection::of_page(Vec::new(), 0, false);
         let outcome = Outcome::Hit(Read::Linearizable);
         let answer = MemoryAnswer::Entries(ResponseHeader::default(), selection, outcome);
-        let response = respond(&scene.proxy, &Told, &request(), answer, &mut record);
+        let response = respond(&scene.proxy, &TOO_LONG, &request(), answer, &mut record).unwrap();
         assert_eq!(response.headers()["grpc-status"], "8");
         let text = response.headers()["grpc-message"].to_str().unwrap();
         assert_eq!(text, Status::LargerThanMax(77).to_string());
         assert_eq!(record.outcome, outcome.refused());
+    }
+
+    #[tokio::test]
+    async fn read_of_a_damaged_value_goes_to_etcd() {
+        let (scene, mut record) = (Scene::new(&[]), record());
+        let selection = Selection::of_page(Vec::new(), 0, false);
+        let answer = MemoryAnswer::Entries(
+            ResponseHeader::default(),
+            selection,
+            Outcome::Hit(Read::Linearizable),
+        );
+        let damaged = Told(|| Unservable::Damaged);
+        let response = respond(&scene.proxy, &damaged, &request(), answer, &mut record);
+        assert_eq!(response.err(), Some(Reason::Damaged));
     }
 
     #[tokio::test]

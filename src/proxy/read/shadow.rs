@@ -172,7 +172,7 @@ impl ShadowRead {
             // It differs, but there is no need to build all of it.
             return Some((etcd, RangeResponse::default()));
         }
-        let memory = RangeResponse::decode(Bytes::from(answer.small(0))).ok()?;
+        let memory = RangeResponse::decode(Bytes::from(answer.small(0).ok()?)).ok()?;
         Some((etcd, memory))
     }
 }

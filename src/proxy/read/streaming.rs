@@ -6,7 +6,7 @@
 
 use super::body::{EntrySource, stream_body};
 use super::grpc::GrpcMethod;
-use super::serve::TooLong;
+use super::serve::Unservable;
 use crate::proxy::response::ResponseBody;
 use etcd_store::cache::{Chunks, Dialect, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget};
 use etcd_wire::grpc::{Method, Status};
@@ -43,7 +43,7 @@ impl GrpcMethod for Streaming {
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<ResponseBody, TooLong> {
+    ) -> Result<ResponseBody, Unservable> {
         Ok(stream_body(Chunks::new(header, selection), entries))
     }
 }

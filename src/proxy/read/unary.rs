@@ -2,7 +2,7 @@
 
 use super::body::{EntrySource, unary_body};
 use super::grpc::GrpcMethod;
-use super::serve::TooLong;
+use super::serve::Unservable;
 use crate::proxy::response::ResponseBody;
 use etcd_store::cache::{Answer, ResponseHeader, Selection};
 use etcd_wire::grpc::Method;
@@ -22,12 +22,12 @@ impl GrpcMethod for Unary {
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<ResponseBody, TooLong> {
+    ) -> Result<ResponseBody, Unservable> {
         let answer = Answer::new(header, selection);
         // etcd's gRPC library refuses to send longer messages, too.
         if answer.len() > MAX_RESPONSE_BYTES {
-            return Err(TooLong(answer.len()));
+            return Err(Unservable::TooLong(answer.len()));
         }
-        Ok(unary_body(answer, entries))
+        Ok(unary_body(answer, entries)?)
     }
 }

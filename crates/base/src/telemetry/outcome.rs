@@ -118,6 +118,10 @@ labels! {
         Mismatch => "mismatch",
         /// The mirror's task panicked; it is being reloaded.
         Panicked => "panicked",
+        /// A packed value in memory is damaged; the mirror is being reloaded.
+        Damaged => "damaged",
+        /// The order is that of the values, and some of them are packed.
+        PackedValues => "packed_values",
         /// Several keys are equal in the requested order, and only etcd knows how it orders them.
         SortTies => "sort_ties",
         /// The request has a field or a value that rangecache does not know.
@@ -160,6 +164,7 @@ impl Reason {
                 | Reason::HistoryReplaced
                 | Reason::Mismatch
                 | Reason::Panicked
+                | Reason::Damaged
         )
     }
 }

@@ -5,8 +5,10 @@ use std::ops::ControlFlow;
 use super::{
     entry::Entry,
     node::Summary,
+    packed::{CorruptBlock, Unpacker},
     rope::{COPY_BELOW_BYTES, Rope},
     select::{Entries, Selection, Values},
+    stored::StoredEntry,
 };
 use etcd_wire::protobuf::{put_varint, to_usize, varint_len};
 
@@ -52,6 +54,7 @@ pub struct Answer {
     /// Number of entries produced so far. The header precedes the first entry, `more` and `count` follow the last.
     produced: u64,
     produced_bytes: u64,
+    unpacker: Unpacker,
     state: AnswerStep,
 }
 
@@ -86,6 +89,7 @@ impl Answer {
             length,
             produced: 0,
             produced_bytes: 0,
+            unpacker: Unpacker::default(),
             state: AnswerStep::Header,
         }
     }
@@ -112,26 +116,30 @@ impl Answer {
 
     /// Encodes the whole message into one allocation, after `prefix_bytes` zero bytes for the caller to fill. For short
     /// answers: its memory is not bounded.
-    pub fn small(mut self, prefix_bytes: usize) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// A packed value is damaged.
+    pub fn small(mut self, prefix_bytes: usize) -> Result<Vec<u8>, CorruptBlock> {
         let mut out = Vec::with_capacity(prefix_bytes.saturating_add(to_usize(self.length)));
         out.resize(prefix_bytes, 0);
         if let Some(header) = self.header {
             header.write(&mut out);
         }
-        let values = self.selection.values;
-        self.for_each_remaining(|entry| {
-            put(entry, values, &mut out);
+        self.write_remaining(&mut out, put, StoredEntry::encode_keys_only, |_| {
             ControlFlow::Continue(())
-        });
+        })?;
         put_tail(&self.selection, &mut out);
-        out
+        Ok(out)
     }
 
     /// Next piece of the message: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter.
     /// `None` after the last.
-    pub fn next_piece(&mut self, target_bytes: usize) -> Option<Rope> {
+    ///
+    /// # Errors
+    /// A packed value is damaged: the message cannot be completed.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<Rope>, CorruptBlock> {
         if self.state == AnswerStep::Done {
-            return None;
+            return Ok(None);
         }
         let mut rope = Rope::with_slab(self.slab_bytes(target_bytes));
         if self.state == AnswerStep::Header {
@@ -140,40 +148,53 @@ impl Answer {
                 rope.write(|slab| header.write(slab));
             }
         }
-        let values = self.selection.values;
-        let mut filled = bytes::Buf::remaining(&rope);
-        let before = filled;
-        let mut produced = 0;
-        self.for_each_remaining(|entry| {
-            match values {
-                Values::Kept => rope.push(entry),
-                Values::Left { keep_lease } => rope.write(|slab| entry.encode_keys_only(keep_lease, slab)),
-            }
-            produced += 1;
-            filled = bytes::Buf::remaining(&rope);
-            if filled < target_bytes {
+        let before = bytes::Buf::remaining(&rope);
+        let put_key = |stored: &StoredEntry, keep_lease, rope: &mut Rope| {
+            rope.write(|slab| stored.encode_keys_only(keep_lease, slab));
+        };
+        let put = |entry: &Entry, rope: &mut Rope| rope.push(entry);
+        self.produced += self.write_remaining(&mut rope, put, put_key, |rope| {
+            if bytes::Buf::remaining(rope) < target_bytes {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())
             }
-        });
-        self.produced += produced;
-        self.produced_bytes += (filled - before) as u64;
+        })?;
+        self.produced_bytes += (bytes::Buf::remaining(&rope) - before) as u64;
         if self.produced == self.selection.len() {
             self.state = AnswerStep::Done;
             let selection = &self.selection;
             rope.write(|slab| put_tail(selection, slab));
         }
-        Some(rope)
+        Ok(Some(rope))
     }
 
-    fn for_each_remaining(&mut self, visit: impl FnMut(&Entry) -> ControlFlow<()>) {
-        let copied_below_bytes = match self.selection.values {
-            Values::Kept => COPY_BELOW_BYTES,
-            Values::Left { .. } => 0,
-        };
-        self.selection
-            .visit_from(self.produced, copied_below_bytes, visit);
+    /// Appends entries to `out` with `put`, or without values with `put_key`, until `continues` breaks; returns their number.
+    fn write_remaining<O>(
+        &mut self,
+        out: &mut O,
+        put: impl Fn(&Entry, &mut O),
+        put_key: impl Fn(&StoredEntry, bool, &mut O),
+        continues: impl Fn(&O) -> ControlFlow<()>,
+    ) -> Result<u64, CorruptBlock> {
+        let mut written = 0;
+        match self.selection.values {
+            Values::Kept => {
+                let visit = |entry: &Entry| {
+                    put(entry, out);
+                    written += 1;
+                    continues(out)
+                };
+                self.selection
+                    .read_from(self.produced, COPY_BELOW_BYTES, &mut self.unpacker, visit)?;
+            }
+            Values::Left { keep_lease } => self.selection.visit_from(self.produced, 0, |stored| {
+                put_key(stored, keep_lease, out);
+                written += 1;
+                continues(out)
+            }),
+        }
+        Ok(written)
     }
 
     /// Estimate of the bytes that will be copied for the next piece: all of it, unless entries are large enough to be
@@ -240,14 +261,9 @@ fn kvs_bytes(selection: &Selection) -> u64 {
     }
 }
 
-fn put(entry: &Entry, values: Values, out: &mut Vec<u8>) {
-    match values {
-        Values::Kept => {
-            for piece in entry.encoded().as_slices() {
-                out.extend_from_slice(piece);
-            }
-        }
-        Values::Left { keep_lease } => entry.encode_keys_only(keep_lease, out),
+fn put(entry: &Entry, out: &mut Vec<u8>) {
+    for piece in entry.encoded().as_slices() {
+        out.extend_from_slice(piece);
     }
 }
 

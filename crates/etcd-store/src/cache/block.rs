@@ -2,7 +2,7 @@
 //!
 //! A list sends neighbours as one slice, where it would read each from a cold place of its own and copy it; and the allocator
 //! rounds once, not for each entry. An entry that is written later has an allocation of its own, and its old bytes stay in
-//! the block, unused, until the leaf is packed again. A block has entries of one leaf; snapshots and readers keep it alive.
+//! the block, unused, until the leaf is gathered again. A block has entries of one leaf; snapshots and readers keep it alive.
 
 use std::fmt;
 

@@ -132,7 +132,7 @@ mod tests {
         };
         match select(&tree, &query, &Dialect::of_version(3, 7)) {
             Selected::Answer(selection) => selection,
-            Selected::TiesAreEtcds => panic!("no ties here"),
+            Selected::TiesAreEtcds | Selected::PackedValues => panic!("no ties here"),
         }
     }
 
@@ -140,7 +140,7 @@ mod tests {
         let mut answer = answer;
         let length = answer.len();
         let mut bytes = Vec::new();
-        while let Some(mut piece) = answer.next_piece(10_000) {
+        while let Some(mut piece) = answer.next_piece(10_000).unwrap() {
             bytes.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
         }
         assert_eq!(bytes.len() as u64, length, "the computed length");
@@ -156,7 +156,7 @@ mod tests {
             keys_only in any::<bool>(), count_only in any::<bool>(),
         ) {
             let query = RangeQuery { limit, sort_target, keys_only, count_only, ..RangeQuery::default() };
-            let unary = Answer::new(HEADER, selection(&sizes, &query)).small(0);
+            let unary = Answer::new(HEADER, selection(&sizes, &query)).small(0).unwrap();
             let mut merged = etcdserverpb::RangeResponse::default();
             let mut chunks = Chunks::new(HEADER, selection(&sizes, &query));
             while let Some(chunk) = chunks.next() {
@@ -190,7 +190,9 @@ mod tests {
 
     #[test]
     fn chunk_head_makes_a_range_stream_response() {
-        let response = Answer::new(HEADER, selection(&[300; 3], &RangeQuery::default())).small(0);
+        let response = Answer::new(HEADER, selection(&[300; 3], &RangeQuery::default()))
+            .small(0)
+            .unwrap();
         let framed = [chunk_head(5, response.len() as u64), response.clone()].concat();
         let decoded = etcdserverpb::RangeStreamResponse::decode(&framed[5..]).unwrap();
         assert_eq!(decoded.range_response.unwrap().encode_to_vec(), response);

@@ -2,8 +2,11 @@
 
 use std::{borrow::Cow, cmp::Ordering, fmt, ops::Range, sync::Arc};
 
+use bytes::Bytes;
+
 use super::block::{self, Block, ENTRY_MAX_BYTES};
 use super::memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within};
+use super::stored::StoredEntry;
 use etcd_wire::protobuf::{
     LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint, varint_len,
 };
@@ -63,6 +66,19 @@ pub struct KeyValueRef<'a> {
     pub lease: i64,
 }
 
+/// The fields of an entry before its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyHead<'a> {
+    /// The key; never empty.
+    pub key: &'a [u8],
+    /// Revision of the key's last creation.
+    pub create_revision: i64,
+    /// Revision that wrote this entry.
+    pub mod_revision: i64,
+    /// Number of writes since the key's creation, which counts as 1.
+    pub version: i64,
+}
+
 /// Rejection of bytes that are not a KeyValue in etcd's encoding: fields in order, none twice, none zero, none unknown,
 /// a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -90,18 +106,21 @@ impl Entry {
     /// # Errors
     /// The message is not a KeyValue in etcd's canonical encoding.
     pub fn from_key_value(key_value: &[u8]) -> Result<Entry, MalformedKeyValue> {
-        let value_at = check(key_value)?;
+        Ok(Entry::alone(key_value, check(key_value)?))
+    }
+
+    /// Of the body of a KeyValue message that was checked, with its value at `value_at`.
+    pub(super) fn alone(key_value: &[u8], value_at: Range<usize>) -> Entry {
         let mut prefix = Vec::with_capacity(11);
-        prefix.push(KVS_TAG);
-        put_varint(key_value.len() as u64, &mut prefix);
+        put_kvs_head(key_value.len(), &mut prefix);
         let length = prefix.len() + key_value.len();
         if let Some(cut) = cut_at(length, prefix.len() + value_at.start, prefix.len() + value_at.end) {
             let (before, after) = key_value.split_at(cut - prefix.len());
             let head = [prefix.as_slice(), before].concat().into_boxed_slice();
-            return Ok(Entry(Stored::Split(Arc::new(Halves {
+            return Entry(Stored::Split(Arc::new(Halves {
                 head,
                 tail: after.into(),
-            }))));
+            })));
         }
         // Zeroes first: an iterator that knows its length is how `Arc<[u8]>` is allocated once, without unsafe code.
         let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, length).collect();
@@ -110,7 +129,7 @@ impl Entry {
             start.copy_from_slice(&prefix);
             rest.copy_from_slice(key_value);
         }
-        Ok(Entry(Stored::Whole(bytes)))
+        Entry(Stored::Whole(bytes))
     }
 
     /// The entry at `start..end` of a block, which is below 4 GiB.
@@ -142,10 +161,19 @@ impl Entry {
 
     /// The entry outside of blocks: what outlives its leaf must not keep a block.
     pub(super) fn detached(&self) -> Entry {
-        match &self.0 {
-            Stored::InBlock { .. } => Entry(Stored::Whole(Arc::from(self.head()))),
-            _ => self.clone(),
+        if self.block().is_none() {
+            return self.clone();
         }
+        let (bytes, layout) = (self.head(), self.layout());
+        let value_end = bytes.len() - layout.lease.len();
+        let Some(cut) = cut_at(bytes.len(), value_end - layout.value.len(), value_end) else {
+            return Entry(Stored::Whole(Arc::from(bytes)));
+        };
+        let (head, tail) = bytes.split_at(cut);
+        Entry(Stored::Split(Arc::new(Halves {
+            head: head.into(),
+            tail: tail.into(),
+        })))
     }
 
     /// Tag, length and message, as a RangeResponse carries them.
@@ -164,6 +192,14 @@ impl Entry {
                 tail: &[],
             },
         }
+    }
+
+    /// A copy of the KeyValue message.
+    pub fn key_value(&self) -> Bytes {
+        let [head, tail] = self.encoded().as_slices();
+        let mut at = 1;
+        trusted_varint(head, &mut at);
+        [&head[at..], tail].concat().into()
     }
 
     /// Length of [`Entry::encoded`] in bytes.
@@ -194,17 +230,12 @@ impl Entry {
     /// All fields, decoded.
     pub fn fields(&self) -> KeyValueRef<'_> {
         let layout = self.layout();
-        let mut at = 1;
-        let key_length = to_usize(trusted_varint(layout.prelude, &mut at));
-        let key = &layout.prelude[at..at + key_length];
-        at += key_length;
-        let mut numbers = [0_i64; 5];
-        while at < layout.prelude.len() {
-            let field = usize::from(layout.prelude[at] >> 3);
-            at += 1;
-            numbers[field] = trusted_varint(layout.prelude, &mut at) as i64;
-        }
-        let [_, _, create_revision, mod_revision, version] = numbers;
+        let KeyHead {
+            key,
+            create_revision,
+            mod_revision,
+            version,
+        } = KeyHead::of_prelude(layout.prelude);
         let lease = if layout.lease.is_empty() {
             0
         } else {
@@ -220,27 +251,10 @@ impl Entry {
         }
     }
 
-    /// Appends the encoded entry to `out` without its value, and without its lease unless `keep_lease`.
-    pub fn encode_keys_only(&self, keep_lease: bool, out: &mut Vec<u8>) {
+    /// The fields before the value, and the encoded field `lease`, or nothing.
+    pub(super) fn head_parts(&self) -> (&[u8], &[u8]) {
         let layout = self.layout();
-        let lease = if keep_lease { layout.lease } else { &[] };
-        out.push(KVS_TAG);
-        put_varint((layout.prelude.len() + lease.len()) as u64, out);
-        out.extend_from_slice(layout.prelude);
-        out.extend_from_slice(lease);
-    }
-
-    /// Lengths for a [`Summary`](super::Summary), in bytes: of the whole entry, without value and lease, and of the
-    /// lease in the latter encoding.
-    pub(super) fn lengths(&self) -> (u64, u64, u64) {
-        let layout = self.layout();
-        let keys_only = field_len(layout.prelude.len());
-        let with_lease = field_len(layout.prelude.len() + layout.lease.len());
-        (
-            self.encoded_len() as u64,
-            keys_only as u64,
-            (with_lease - keys_only) as u64,
-        )
+        (layout.prelude, layout.lease)
     }
 
     /// Memory of this entry in bytes, the allocator's rounding included; of a block, the entry's own bytes.
@@ -319,6 +333,34 @@ impl Entry {
                 tail: value_tail,
             },
             lease,
+        }
+    }
+}
+
+impl KeyHead<'_> {
+    /// The key of a KeyValue.
+    pub(super) fn key_of(message: &[u8]) -> &[u8] {
+        let mut at = 1;
+        let length = to_usize(trusted_varint(message, &mut at));
+        &message[at..at + length]
+    }
+
+    /// Decodes the fields of a KeyValue up to its value.
+    pub(super) fn of_prelude(prelude: &[u8]) -> KeyHead<'_> {
+        let key = KeyHead::key_of(prelude);
+        let mut at = 1 + varint_len(key.len() as u64) + key.len();
+        let mut numbers = [0_i64; 5];
+        while at < prelude.len() {
+            let field = usize::from(prelude[at] >> 3);
+            at += 1;
+            numbers[field] = trusted_varint(prelude, &mut at) as i64;
+        }
+        let [_, _, create_revision, mod_revision, version] = numbers;
+        KeyHead {
+            key,
+            create_revision,
+            mod_revision,
+            version,
         }
     }
 }
@@ -424,10 +466,10 @@ impl fmt::Debug for Pieces<'_> {
 
 /// Prefetches entries into the CPU's cache: reads a byte of each, or, of entries shorter than `whole_below_bytes`, a
 /// byte of each cache line. The reads are independent, so that the cache misses overlap; in the work that follows they
-/// would not. Blocks are sent without being read.
-pub(super) fn touch(entries: &[Entry], whole_below_bytes: usize) {
+/// would not. Blocks are sent without being read, and packed ones are read as a whole.
+pub(super) fn touch(entries: &[StoredEntry], whole_below_bytes: usize) {
     let mut touched = 0;
-    for entry in entries {
+    for entry in entries.iter().filter_map(StoredEntry::plain) {
         if entry.block().is_some() {
             continue;
         }
@@ -444,12 +486,26 @@ pub(super) fn touch(entries: &[Entry], whole_below_bytes: usize) {
     std::hint::black_box(touched);
 }
 
-fn field_len(body: usize) -> usize {
+/// Appends a field `kvs` without value to `out`, of the fields before it, and of the lease if that is kept.
+pub(super) fn write_keys_only((prelude, lease): (&[u8], &[u8]), keep_lease: bool, out: &mut Vec<u8>) {
+    let lease = if keep_lease { lease } else { &[] };
+    put_kvs_head(prelude.len() + lease.len(), out);
+    out.extend_from_slice(prelude);
+    out.extend_from_slice(lease);
+}
+
+/// Appends tag and length of a field `kvs` to `out`.
+pub(super) fn put_kvs_head(body: usize, out: &mut Vec<u8>) {
+    out.push(KVS_TAG);
+    put_varint(body as u64, out);
+}
+
+pub(super) fn field_len(body: usize) -> usize {
     1 + varint_len(body as u64) + body
 }
 
 /// Checks the encoding of a KeyValue; returns the range of its value, empty without one.
-fn check(message: &[u8]) -> Result<Range<usize>, MalformedKeyValue> {
+pub(super) fn check(message: &[u8]) -> Result<Range<usize>, MalformedKeyValue> {
     let mut at = 0;
     read(message, &mut at).ok_or(MalformedKeyValue {
         at,

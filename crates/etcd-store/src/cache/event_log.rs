@@ -9,6 +9,7 @@ use super::{
     entry::Entry,
     memory::{ARC_HEADER_BYTES, class_bytes},
     missed::Missed,
+    stored::StoredEntry,
     tree::Tree,
 };
 
@@ -63,7 +64,7 @@ impl Change {
     }
 
     /// Makes the change in `tree`; returns the entry that it replaced or deleted.
-    pub(super) fn apply_to(&self, tree: &mut Tree) -> Option<Entry> {
+    pub(super) fn apply_to(&self, tree: &mut Tree) -> Option<StoredEntry> {
         match self.kind {
             ChangeKind::Put => tree.insert(self.entry.clone()),
             ChangeKind::Delete => tree.remove(self.key()),

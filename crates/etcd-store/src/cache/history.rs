@@ -11,6 +11,7 @@ use super::{
     entry::Entry,
     event_log::{Batch, Change, EventLog},
     missed::Missed,
+    packed::CorruptBlock,
     tree::Tree,
 };
 
@@ -138,7 +139,7 @@ impl Rebuild {
         let mut tree = self.checkpoint.clone();
         // A checkpoint of its own, so that the nodes copied from here on are counted as the cost of this state.
         drop(tree.checkpoint());
-        let own_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_packed();
+        let own_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_gathered();
         let before = own_bytes(&tree);
         for change in self.batches.iter().flat_map(|batch| batch.up_to(self.revision)) {
             change.apply_to(&mut tree);
@@ -223,7 +224,15 @@ impl Store {
 
     /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,
     /// at least that of the last change. Changes at or below the current revision are fenced.
-    pub fn apply(&mut self, mut changes: Vec<Change>, revision: i64, now: Duration) -> Applied {
+    ///
+    /// # Errors
+    /// The entry that a change replaces is in a damaged packed block. The store is of no use afterwards.
+    pub fn apply(
+        &mut self,
+        mut changes: Vec<Change>,
+        revision: i64,
+        now: Duration,
+    ) -> Result<Applied, CorruptBlock> {
         let all = changes.len();
         changes.retain(|change| change.revision() > self.revision);
         let outcome = Applied {
@@ -236,7 +245,8 @@ impl Store {
         let mut bytes = 0;
         for change in &mut changes {
             // History must not keep the whole block for one of its entries.
-            change.replaced = change.apply_to(&mut self.tree).map(|old| old.detached());
+            let replaced = change.apply_to(&mut self.tree);
+            change.replaced = replaced.map(|old| old.detached()).transpose()?;
             bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);
         }
         bytes += held_bytes(&self.tree) - held_before;
@@ -245,7 +255,7 @@ impl Store {
         self.open.bytes += bytes;
         self.segment_bytes += bytes;
         self.advance(last, now);
-        outcome
+        Ok(outcome)
     }
 
     /// Records that nothing changed up to `revision`, and drops history that exceeds the limits. A lower revision is

@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::{
     answer::{AnswerStep, ResponseHeader},
     entry::Entry,
+    packed::{CorruptBlock, Unpacker},
     select::{Selection, Values},
 };
 
@@ -18,6 +19,7 @@ pub struct JsonAnswer {
     selection: Selection,
     /// Number of entries produced so far.
     produced: u64,
+    unpacker: Unpacker,
     state: AnswerStep,
 }
 
@@ -28,6 +30,7 @@ impl JsonAnswer {
             header,
             selection,
             produced: 0,
+            unpacker: Unpacker::default(),
             state: AnswerStep::Header,
         }
     }
@@ -39,10 +42,13 @@ impl JsonAnswer {
 
     /// Next piece of the text: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter. `None`
     /// after the last.
-    pub fn next_piece(&mut self, target_bytes: usize) -> Option<String> {
+    ///
+    /// # Errors
+    /// A packed value is damaged: the text cannot be completed.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<String>, CorruptBlock> {
         let mut out = String::new();
         match self.state {
-            AnswerStep::Done => return None,
+            AnswerStep::Done => return Ok(None),
             AnswerStep::Kvs => {}
             AnswerStep::Header => {
                 self.state = AnswerStep::Kvs;
@@ -55,7 +61,8 @@ impl JsonAnswer {
         }
         let (values, produced_before) = (self.selection.values, self.produced);
         let mut produced = 0;
-        self.selection.visit_from(produced_before, usize::MAX, |entry| {
+        // Values that are left out are read, too: few ask for text.
+        let write = |entry: &Entry| {
             if produced_before + produced > 0 {
                 out.push(',');
             }
@@ -66,13 +73,15 @@ impl JsonAnswer {
             } else {
                 ControlFlow::Break(())
             }
-        });
+        };
+        self.selection
+            .read_from(produced_before, usize::MAX, &mut self.unpacker, write)?;
         self.produced += produced;
         if self.produced == self.selection.len() {
             self.state = AnswerStep::Done;
             self.write_end(&mut out);
         }
-        Some(out)
+        Ok(Some(out))
     }
 
     fn write_end(&self, out: &mut String) {
@@ -198,7 +207,7 @@ mod tests {
         let whole = |selection: Selection, target| {
             let mut answer = JsonAnswer::new(header, selection);
             let (mut pieces, mut was_done) = (Vec::new(), false);
-            while let Some(piece) = answer.next_piece(target) {
+            while let Some(piece) = answer.next_piece(target).unwrap() {
                 assert!(!was_done, "after {pieces:?}");
                 was_done = answer.is_done();
                 pieces.push(piece);

@@ -6,8 +6,8 @@
 use std::ops::Deref;
 
 use super::{
-    block::BLOCK_MAX_ENTRIES, entry::Entry, ledger::Ledger, memory::class_bytes, pack::pack,
-    separator::separator_between,
+    block::BLOCK_MAX_ENTRIES, gather::gather, ledger::Ledger, memory::class_bytes, packed::pack,
+    separator::separator_between, stored::StoredEntry,
 };
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
@@ -17,7 +17,7 @@ pub(super) const LEAF_MAX: usize = BLOCK_MAX_ENTRIES;
 /// alternating puts and deletes do not split and merge a leaf each time.
 pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
 
-/// A leaf is packed again once more than its blocks' used bytes divided by this are unused.
+/// A leaf is gathered again once more than its blocks' used bytes divided by this are unused.
 const WASTE_DIVISOR: u64 = 3;
 /// Unused bytes that are not worth it.
 const MIN_WASTE_BYTES: u64 = 1 << 10;
@@ -25,7 +25,7 @@ const MIN_WASTE_BYTES: u64 = 1 << 10;
 /// Up to [`LEAF_MAX`] entries in key order.
 #[derive(Clone)]
 pub(super) struct Leaf {
-    entries: Vec<Entry>,
+    entries: Vec<StoredEntry>,
     /// `marks[i]` belongs to `entries[i]`; marks after the last entry have no meaning.
     marks: [u8; LEAF_MAX],
     /// Memory of the leaf's blocks that is not of its entries: rounding, and bytes of entries that were replaced or removed.
@@ -43,7 +43,7 @@ pub(super) struct RightHalf {
 
 impl Leaf {
     /// `entries` must be in key order, and at most [`LEAF_MAX`].
-    pub(super) fn new(entries: Vec<Entry>) -> Leaf {
+    pub(super) fn new(entries: Vec<StoredEntry>) -> Leaf {
         debug_assert!(entries.len() <= LEAF_MAX, "a leaf of {}", entries.len());
         let mut marks = [0; LEAF_MAX];
         for (mark, entry) in marks.iter_mut().zip(&entries) {
@@ -56,29 +56,37 @@ impl Leaf {
         }
     }
 
-    /// Packs the entries that can be moved into blocks of this leaf's own.
-    pub(super) fn pack(&mut self, ledger: &mut Ledger) {
-        for entry in &self.entries {
-            ledger.leave_block(entry);
-            ledger.entry_bytes -= entry.memory_bytes();
+    /// A leaf with blocks of its own, which take `block_waste_bytes` beyond its entries.
+    pub(super) fn loaded(entries: Vec<StoredEntry>, block_waste_bytes: u64) -> Leaf {
+        Leaf {
+            block_waste_bytes,
+            ..Leaf::new(entries)
         }
-        self.block_waste_bytes = pack(&mut self.entries, ledger);
-        ledger.entry_bytes += self.entries.iter().map(Entry::memory_bytes).sum::<u64>();
     }
 
-    /// Records that `entry` is no longer one of the leaf's, and packs the leaf again if too much of its blocks is unused.
-    fn release(&mut self, entry: &Entry, ledger: &mut Ledger) {
-        if entry.block().is_none() {
+    /// Packs neighbours together wherever that saves enough; returns whether it did. The caller counts the memory.
+    pub(super) fn pack(&mut self, ledger: &Ledger) -> bool {
+        pack(&mut self.entries, ledger)
+    }
+
+    /// Gathers the entries that can be moved in blocks of this leaf's own.
+    pub(super) fn gather(&mut self, ledger: &mut Ledger) {
+        self.block_waste_bytes = gather(&mut self.entries, ledger);
+    }
+
+    /// Records that `stored` is no longer one of the leaf's, and gathers the leaf again if too much of its blocks is unused.
+    fn release(&mut self, stored: &StoredEntry, ledger: &mut Ledger) {
+        if !stored.is_in_block() {
             return;
         }
-        ledger.leave_block(entry);
-        self.block_waste_bytes += entry.memory_bytes();
-        let in_blocks = self.entries.iter().filter(|entry| entry.block().is_some());
-        let used_bytes: u64 = in_blocks.map(Entry::memory_bytes).sum();
+        ledger.leave_block(stored);
+        self.block_waste_bytes += stored.memory_bytes();
+        let in_blocks = self.entries.iter().filter(|stored| stored.is_in_block());
+        let used_bytes: u64 = in_blocks.map(StoredEntry::memory_bytes).sum();
         if used_bytes == 0 {
             self.block_waste_bytes = 0;
         } else if self.block_waste_bytes > (used_bytes / WASTE_DIVISOR).max(MIN_WASTE_BYTES) {
-            self.pack(ledger);
+            self.gather(ledger);
         }
     }
 
@@ -108,7 +116,7 @@ impl Leaf {
     }
 
     /// Replaces the entry at `index` by another one of the same key; returns the old one.
-    pub(super) fn replace(&mut self, index: usize, entry: Entry, ledger: &mut Ledger) -> Entry {
+    pub(super) fn replace(&mut self, index: usize, entry: StoredEntry, ledger: &mut Ledger) -> StoredEntry {
         debug_assert_eq!(self.entries[index].key(), entry.key());
         let old = std::mem::replace(&mut self.entries[index], entry);
         self.release(&old, ledger);
@@ -116,7 +124,12 @@ impl Leaf {
     }
 
     /// Inserts a new entry at the index from [`Leaf::position`]. Returns the right half if the leaf had to be divided.
-    pub(super) fn insert(&mut self, index: usize, entry: Entry, ledger: &mut Ledger) -> Option<RightHalf> {
+    pub(super) fn insert(
+        &mut self,
+        index: usize,
+        entry: StoredEntry,
+        ledger: &mut Ledger,
+    ) -> Option<RightHalf> {
         if self.entries.len() < LEAF_MAX {
             self.insert_within(index, entry);
             return None;
@@ -130,12 +143,12 @@ impl Leaf {
         } else {
             right.leaf.insert_within(index - self.entries.len(), entry);
         }
-        self.pack(ledger);
-        right.leaf.pack(ledger);
+        self.gather(ledger);
+        right.leaf.gather(ledger);
         Some(right)
     }
 
-    fn insert_within(&mut self, index: usize, entry: Entry) {
+    fn insert_within(&mut self, index: usize, entry: StoredEntry) {
         let length = self.entries.len();
         self.marks.copy_within(index..length, index + 1);
         self.marks[index] = mark_of(entry.key());
@@ -144,7 +157,7 @@ impl Leaf {
     }
 
     /// Removes and returns the entry at `index`.
-    pub(super) fn remove(&mut self, index: usize, ledger: &mut Ledger) -> Entry {
+    pub(super) fn remove(&mut self, index: usize, ledger: &mut Ledger) -> StoredEntry {
         self.marks.copy_within(index + 1.., index);
         let removed = self.entries.remove(index);
         self.release(&removed, ledger);
@@ -158,25 +171,34 @@ impl Leaf {
         entries.extend(right.entries);
         if entries.len() <= LEAF_MAX {
             *self = Leaf::new(entries);
-            self.pack(ledger);
+            self.gather(ledger);
             return None;
         }
         let mut right = split_entries(&mut entries);
         *self = Leaf::new(entries);
-        self.pack(ledger);
-        right.leaf.pack(ledger);
+        self.gather(ledger);
+        right.leaf.gather(ledger);
         Some(right)
     }
 
     /// Memory of the list of entries in addition to the leaf itself, and of its blocks in addition to its entries, in bytes.
     pub(super) fn list_bytes(&self) -> u64 {
-        class_bytes(self.entries.capacity() * size_of::<Entry>()) as u64 + self.block_waste_bytes
+        class_bytes(self.entries.capacity() * size_of::<StoredEntry>()) as u64 + self.block_waste_bytes
     }
 
     /// Memory of the leaf's blocks that is not of its entries.
     #[cfg(any(test, fuzzing, feature = "testing"))]
     pub(super) fn block_waste_bytes(&self) -> u64 {
         self.block_waste_bytes
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn damage(&mut self) {
+        for stored in &mut self.entries {
+            if let Err((block, index)) = stored.parts() {
+                *stored = StoredEntry::packed(&std::sync::Arc::new(block.damaged()), index);
+            }
+        }
     }
 
     /// Whether every mark is that of its entry, which [`Leaf::find`] depends on.
@@ -190,15 +212,15 @@ impl Leaf {
 }
 
 impl Deref for Leaf {
-    type Target = [Entry];
+    type Target = [StoredEntry];
 
-    fn deref(&self) -> &[Entry] {
+    fn deref(&self) -> &[StoredEntry] {
         &self.entries
     }
 }
 
 /// Divides a list of at least two entries in the middle.
-fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
+fn split_entries(entries: &mut Vec<StoredEntry>) -> RightHalf {
     let right = entries.split_off(entries.len() / 2);
     let separator = match (entries.last(), right.first()) {
         (Some(left), Some(right)) => separator_between(left.key(), right.key()).into(),
@@ -211,10 +233,10 @@ fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
 }
 
 /// Reserves room for one more entry, up to the allocator's size class, so that no part of an allocation is unused.
-fn make_room(entries: &mut Vec<Entry>) {
+fn make_room(entries: &mut Vec<StoredEntry>) {
     if entries.len() == entries.capacity() {
-        let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
-        entries.reserve_exact(bytes / size_of::<Entry>() - entries.len());
+        let bytes = class_bytes((entries.len() + 1) * size_of::<StoredEntry>());
+        entries.reserve_exact(bytes / size_of::<StoredEntry>() - entries.len());
     }
 }
 
@@ -256,28 +278,33 @@ mod tests {
     fn list_of_a_growing_leaf_takes_no_more_than_its_entries_need() {
         let mut leaf = Leaf::new(Vec::new());
         for index in 0..LEAF_MAX {
-            let entry = KeyValue::new(format!("{index:02}"), 1, "").entry();
+            let entry = KeyValue::new(format!("{index:02}"), 1, "").entry().into();
             assert!(leaf.insert(index, entry, &mut Ledger::default()).is_none());
             assert_eq!(
                 leaf.list_bytes(),
-                class_bytes((index + 1) * size_of::<Entry>()) as u64,
+                class_bytes((index + 1) * size_of::<StoredEntry>()) as u64,
                 "after {index}"
             );
         }
     }
 
     #[test]
-    fn leaf_is_packed_again_when_a_quarter_of_its_block_is_unused() {
-        let key_value =
-            |index: usize, revision| KeyValue::new(format!("{index:02}"), revision, vec![b'v'; 200]).entry();
+    fn leaf_is_gathered_again_when_a_quarter_of_its_block_is_unused() {
+        let key_value = |index: usize, revision| -> StoredEntry {
+            KeyValue::new(format!("{index:02}"), revision, vec![b'v'; 200])
+                .entry()
+                .into()
+        };
+        let mut leaf = Leaf::new((0..LEAF_MAX).map(|index| key_value(index, 1)).collect());
         let mut ledger = Ledger {
+            // Of what is inserted later, too: the tree counts that.
             entry_bytes: 1 << 20,
             ..Ledger::default()
         };
-        let mut leaf = Leaf::new((0..LEAF_MAX).map(|index| key_value(index, 1)).collect());
-        leaf.pack(&mut ledger);
+        leaf.gather(&mut ledger);
         let block = |leaf: &Leaf, index: usize| {
             leaf[index]
+                .plain()?
                 .block()
                 .map(|(block, _)| std::sync::Arc::as_ptr(block))
         };
@@ -300,7 +327,7 @@ mod tests {
             "all are in one block again"
         );
         for index in 0..LEAF_MAX {
-            leaf.replace(index, Entry::clone(&key_value(index, 3)), &mut ledger);
+            leaf.replace(index, key_value(index, 3), &mut ledger);
         }
         let kept: Vec<_> = (0..LEAF_MAX)
             .filter(|index| block(&leaf, *index).is_some())

@@ -1,6 +1,6 @@
 //! Memory of a tree, as modifications count it.
 
-use super::entry::Entry;
+use super::stored::StoredEntry;
 
 /// Memory accounting of a tree.
 #[derive(Clone, Copy, Default)]
@@ -15,18 +15,29 @@ pub(super) struct Ledger {
     /// Running total of the bytes of entries in blocks that the last checkpoint holds and this tree no longer does.
     pub(super) left_bytes: u64,
     /// Running total of the bytes of entries that were moved into blocks.
-    pub(super) packed_bytes: u64,
+    pub(super) gathered_bytes: u64,
     /// Running total of the memory of nodes that were copied for another reason: a reader holds them.
     pub(super) copied_for_readers_bytes: u64,
 }
 
 impl Ledger {
+    /// Of a tree with these entries, without nodes.
+    #[cfg(test)]
+    pub(super) fn of(entries: &[StoredEntry]) -> Ledger {
+        Ledger {
+            entry_bytes: entries.iter().map(StoredEntry::memory_bytes).sum(),
+            ..Ledger::default()
+        }
+    }
+
     /// Records that `entry` is no longer in a block of the tree. The last checkpoint may hold it there.
-    pub(super) fn leave_block(&mut self, entry: &Entry) {
-        if let Some((block, _)) = entry.block()
-            && block.born < self.epoch
-        {
-            self.left_bytes += entry.memory_bytes();
+    pub(super) fn leave_block(&mut self, stored: &StoredEntry) {
+        let born = match stored.parts() {
+            Ok(entry) => entry.block().map(|(block, _)| block.born),
+            Err((packed, _)) => Some(packed.born),
+        };
+        if born.is_some_and(|born| born < self.epoch) {
+            self.left_bytes += stored.memory_bytes();
         }
     }
 }

@@ -7,9 +7,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
-//! | `block`, `pack` | small entries of a leaf in one allocation |
+//! | `stored` | an entry as a leaf keeps it: plain, or in a packed block |
+//! | `block`, `gather` | small entries of a leaf in one allocation |
+//! | `packed` | entries of a leaf, compressed together |
 //! | `ledger` | memory of a tree, as modifications count it |
-//! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
+//! | `tree`, `node`, `leaf`, `separator`, `builder` | the persistent B+tree in key order, with counts and sizes |
 //! | `event_log` | the events of the window, found by revision |
 //! | `missed` | keys of events that the log has dropped before its follower took them |
 //! | `history` | the current tree, and the state at any revision of the window |
@@ -34,13 +36,14 @@
 
 mod answer;
 mod block;
-mod bulk;
+mod builder;
 mod chunks;
 mod entry;
 mod event;
 mod event_log;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
+mod gather;
 mod history;
 mod interval_tree;
 mod json;
@@ -49,16 +52,18 @@ mod ledger;
 mod memory;
 mod missed;
 mod node;
-mod pack;
+mod packed;
 mod query;
 mod rope;
 mod select;
 mod separator;
+mod stored;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod testing;
 mod tree;
 
 pub use answer::{Answer, ResponseHeader};
+pub use builder::TreeBuilder;
 pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use event::{WatchEvent, WatchFields, fragments};
@@ -68,9 +73,11 @@ pub use interval_tree::IntervalTree;
 pub use json::{JsonAnswer, JsonFields};
 pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
+pub use packed::CorruptBlock;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
-pub use tree::Tree;
+pub use stored::StoredEntry;
+pub use tree::{Packing, Tree};

@@ -11,11 +11,12 @@ use std::{
 };
 
 use super::{
-    entry::{Entry, touch},
+    entry::{field_len, touch},
     leaf::{LEAF_MIN, Leaf, RightHalf},
     ledger::Ledger,
     memory::{ARC_HEADER_BYTES, class_bytes},
     separator::Separators,
+    stored::StoredEntry,
 };
 
 /// Largest number of children of an inner node. Chosen by measurement (`benches/micro.rs`).
@@ -37,17 +38,19 @@ pub struct Summary {
 }
 
 impl Summary {
-    pub(super) fn of(entry: &Entry) -> Summary {
-        let (encoded_bytes, keys_only_bytes, lease_bytes) = entry.lengths();
+    /// Of one entry: no value is read.
+    pub(super) fn of(entry: &StoredEntry) -> Summary {
+        let (prelude, lease) = entry.head_parts();
+        let keys_only_bytes = field_len(prelude.len()) as u64;
         Summary {
             count: 1,
-            encoded_bytes,
+            encoded_bytes: entry.encoded_len() as u64,
             keys_only_bytes,
-            lease_bytes,
+            lease_bytes: field_len(prelude.len() + lease.len()) as u64 - keys_only_bytes,
         }
     }
 
-    pub(super) fn of_all(entries: &[Entry]) -> Summary {
+    pub(super) fn of_all(entries: &[StoredEntry]) -> Summary {
         let mut sum = Summary::default();
         for entry in entries {
             sum += Summary::of(entry);
@@ -233,7 +236,7 @@ mod tests {
     use crate::cache::testing::KeyValue;
 
     fn slot(key: usize) -> Slot {
-        let entry = KeyValue::new(format!("{key:04}"), 5, "value").entry();
+        let entry = StoredEntry::from(KeyValue::new(format!("{key:04}"), 5, "value").entry());
         Slot {
             summary: Summary::of(&entry),
             node: Arc::new(Node::leaf(Leaf::new(vec![entry]), 0)),

@@ -3,8 +3,10 @@
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use super::{
-    entry::{Entry, KeyValueRef, Pieces, touch},
+    entry::{Entry, KeyHead, Pieces, touch},
+    packed::{CorruptBlock, Unpacker},
     query::{Dialect, RangeQuery, SortOrder, SortTarget},
+    stored::StoredEntry,
     tree::Tree,
 };
 use crate::keyspace::Interval;
@@ -21,6 +23,8 @@ pub enum Selected {
     /// Entries have equal sort keys, and their order, or the choice among them, depends on Go's unstable sort: only
     /// etcd can answer.
     TiesAreEtcds,
+    /// Values are packed, and the order is that of the values: only etcd can answer without decompressing all of them.
+    PackedValues,
 }
 
 /// The entries of an answer, selected from a snapshot but not encoded yet.
@@ -37,7 +41,7 @@ pub struct Selection {
 #[derive(Clone, Debug)]
 pub(super) enum Entries {
     None,
-    One(Entry),
+    One(StoredEntry),
     /// Ranks `from..to` of the tree, visited only while they are sent.
     Ranks {
         tree: Tree,
@@ -45,7 +49,7 @@ pub(super) enum Entries {
         to: u64,
     },
     /// Filtered or sorted.
-    Picked(Vec<Entry>),
+    Picked(Vec<StoredEntry>),
 }
 
 /// The part of each entry that is sent.
@@ -59,7 +63,7 @@ impl Selection {
     /// A page in key order, with the number of keys that etcd counts from its first key on.
     pub fn of_page(entries: Vec<Entry>, count: u64, more: bool) -> Selection {
         Selection {
-            entries: Entries::Picked(entries),
+            entries: Entries::Picked(entries.into_iter().map(StoredEntry::from).collect()),
             count,
             more,
             values: Values::Kept,
@@ -107,7 +111,7 @@ impl Selection {
         &self,
         skipped: u64,
         copied_below_bytes: usize,
-        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+        mut visit: impl FnMut(&StoredEntry) -> ControlFlow<()>,
     ) {
         match &self.entries {
             Entries::None => {}
@@ -139,14 +143,33 @@ impl Selection {
         }
     }
 
+    /// As [`Selection::visit_from`], with values: packed ones are decompressed, with what `unpacker` has kept.
+    pub(super) fn read_from(
+        &self,
+        skipped: u64,
+        copied_below_bytes: usize,
+        unpacker: &mut Unpacker,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+    ) -> Result<(), CorruptBlock> {
+        let mut outcome = Ok(());
+        self.visit_from(skipped, copied_below_bytes, |stored| match stored.parts() {
+            Ok(entry) => visit(entry),
+            Err(_) => match unpacker.read(stored) {
+                Ok(entry) => visit(&entry),
+                Err(corrupt) => {
+                    outcome = Err(corrupt);
+                    ControlFlow::Break(())
+                }
+            },
+        });
+        outcome
+    }
+
     /// Whether the entry after `skipped` ones is in a block, and so most of those that follow.
     pub(super) fn is_in_blocks(&self, skipped: u64) -> bool {
         match &self.entries {
             Entries::Ranks { tree, from, .. } => {
-                self.values == Values::Kept
-                    && tree
-                        .at(from + skipped)
-                        .is_some_and(|entry| entry.block().is_some())
+                self.values == Values::Kept && tree.at(from + skipped).is_some_and(StoredEntry::is_in_block)
             }
             _ => false,
         }
@@ -233,7 +256,9 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
     } else {
         to.min(from.saturating_add(limit).saturating_add(1))
     };
-    let top = Top::of(tree, from, fetched, query, sort, limit);
+    let Some(top) = Top::of(tree, from, fetched, query, sort, limit) else {
+        return Selected::PackedValues;
+    };
     if top.ambiguous() {
         return Selected::TiesAreEtcds;
     }
@@ -241,15 +266,15 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
     answer(Entries::Picked(top.into_entries(limit)), count, more)
 }
 
-fn passes(query: &RangeQuery, entry: &Entry) -> bool {
+fn passes(query: &RangeQuery, entry: &StoredEntry) -> bool {
     if !query.has_revision_filter() {
         return true;
     }
-    let KeyValueRef {
+    let KeyHead {
         mod_revision,
         create_revision,
         ..
-    } = entry.fields();
+    } = entry.head();
     (query.max_mod_revision == 0 || mod_revision <= query.max_mod_revision)
         && (query.min_mod_revision == 0 || mod_revision >= query.min_mod_revision)
         && (query.max_create_revision == 0 || create_revision <= query.max_create_revision)
@@ -262,7 +287,7 @@ fn for_each_passing<'a>(
     from: u64,
     to: u64,
     query: &RangeQuery,
-    mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>,
+    mut visit: impl FnMut(&'a StoredEntry) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     let mut left = to - from;
     let mut outcome = ControlFlow::Continue(());
@@ -297,20 +322,21 @@ impl Sort {
         Some(Sort { target, descending })
     }
 
-    fn key<'a>(self, entry: &'a Entry) -> SortKey<'a> {
-        let fields = entry.fields();
+    /// `None` for the value of a packed entry.
+    fn key<'a>(self, entry: &'a StoredEntry) -> Option<SortKey<'a>> {
+        let head = entry.head();
         let target = match self.target {
-            SortTarget::Key => Target::Bytes(Pieces::from(fields.key)),
-            SortTarget::Value => Target::Bytes(fields.value),
-            SortTarget::Version => Target::Number(fields.version),
-            SortTarget::Create => Target::Number(fields.create_revision),
-            SortTarget::Mod => Target::Number(fields.mod_revision),
+            SortTarget::Key => Target::Bytes(Pieces::from(head.key)),
+            SortTarget::Value => Target::Bytes(entry.plain()?.fields().value),
+            SortTarget::Version => Target::Number(head.version),
+            SortTarget::Create => Target::Number(head.create_revision),
+            SortTarget::Mod => Target::Number(head.mod_revision),
         };
-        if self.descending {
+        Some(if self.descending {
             SortKey::Descending(std::cmp::Reverse(target))
         } else {
             SortKey::Ascending(target)
-        }
+        })
     }
 }
 
@@ -346,7 +372,7 @@ struct Candidate<'a> {
 }
 
 /// The entry of a candidate, ignored in comparisons: places are unique.
-struct ByPlace<'a>(&'a Entry);
+struct ByPlace<'a>(&'a StoredEntry);
 
 impl PartialEq for ByPlace<'_> {
     fn eq(&self, _: &Self) -> bool {
@@ -369,15 +395,18 @@ impl Ord for ByPlace<'_> {
 }
 
 impl<'a> Top<'a> {
-    fn of(tree: &'a Tree, from: u64, to: u64, query: &RangeQuery, sort: Sort, limit: u64) -> Top<'a> {
+    /// `None` if a sort key is a packed value.
+    fn of(tree: &'a Tree, from: u64, to: u64, query: &RangeQuery, sort: Sort, limit: u64) -> Option<Top<'a>> {
         let wanted = to_usize(limit).saturating_add(1);
         // A heap whose greatest element is replaced by each smaller one.
         let mut heap = BinaryHeap::new();
         let mut total = 0;
         let mut in_order = true;
         let mut last = None;
-        let _ = for_each_passing(tree, from, to, query, |entry| {
-            let key = sort.key(entry);
+        let outcome = for_each_passing(tree, from, to, query, |entry| {
+            let Some(key) = sort.key(entry) else {
+                return ControlFlow::Break(());
+            };
             in_order = in_order && last.is_none_or(|last| last <= key);
             last = Some(key);
             let candidate = Candidate {
@@ -395,11 +424,11 @@ impl<'a> Top<'a> {
             }
             ControlFlow::Continue(())
         });
-        Top {
+        outcome.is_continue().then(|| Top {
             sorted: heap.into_sorted_vec(),
             total,
             in_order,
-        }
+        })
     }
 
     /// Whether the first limit + 1 entries have equal sort keys whose order, or choice, depends on Go's sort. That is
@@ -413,7 +442,7 @@ impl<'a> Top<'a> {
                 .any(|pair| matches!(pair, [left, right] if left.key == right.key))
     }
 
-    fn into_entries(self, limit: u64) -> Vec<Entry> {
+    fn into_entries(self, limit: u64) -> Vec<StoredEntry> {
         let wanted = to_usize(limit);
         self.sorted
             .into_iter()

@@ -13,10 +13,10 @@ mod strategies;
 
 use prost::Message as _;
 
-use super::{Entry, RangeQuery};
+use super::{Entry, RangeQuery, StoredEntry};
 use etcd_wire::etcdserverpb::RangeRequest;
 #[cfg(test)]
-pub(super) use strategies::{key_value, number};
+pub(super) use strategies::{key_value, number, packing};
 
 /// The query that a request decodes to, unless it is refused.
 pub fn query_of(request: &RangeRequest) -> RangeQuery {
@@ -96,6 +96,12 @@ impl From<&Entry> for KeyValue {
         let length = prost::decode_length_delimiter(&mut message).unwrap();
         assert_eq!(message.len(), length);
         KeyValue::decode(message).unwrap()
+    }
+}
+
+impl From<&StoredEntry> for KeyValue {
+    fn from(stored: &StoredEntry) -> KeyValue {
+        KeyValue::from(&stored.read().unwrap())
     }
 }
 

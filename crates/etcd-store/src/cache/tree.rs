@@ -7,14 +7,25 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use super::{
-    bulk,
+    builder::TreeBuilder,
     entry::Entry,
     leaf::Leaf,
     ledger::Ledger,
     node::{Body, Inner, Node, Slot, Split, Summary, writable},
     separator::Separators,
+    stored::StoredEntry,
 };
 use etcd_wire::protobuf::to_usize;
+
+/// Whether the values of a loaded tree are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// All are plain.
+    #[default]
+    Never,
+    /// Each leaf is packed wherever that saves enough. What is written later is plain.
+    Always,
+}
 
 /// Entries in key order. Cloning it is O(1).
 #[derive(Clone, Default)]
@@ -33,26 +44,26 @@ impl Tree {
     /// Builds a tree with full leaves from entries in key order. From the first entry out of order on, entries are
     /// inserted one by one. Of equal keys the last one is kept.
     pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
-        let mut entries = entries.into_iter();
-        let mut loader = bulk::Loader::default();
-        let mut out_of_order = None;
-        for entry in entries.by_ref() {
-            out_of_order = loader.push(entry);
-            if out_of_order.is_some() {
-                break;
-            }
+        Tree::load(entries, Packing::Never)
+    }
+
+    /// As [`Tree::from_sorted`], and packs the leaves if `packing` says so.
+    pub fn load(entries: impl IntoIterator<Item = Entry>, packing: Packing) -> Tree {
+        let mut builder = TreeBuilder::new(packing);
+        for entry in entries {
+            // An entry is a KeyValue that was checked.
+            let _ = builder.push(entry.key_value());
         }
-        let mut tree = Tree::default();
-        let (root, ledger) = loader.finish();
-        tree.ledger = ledger;
-        tree.root = root.map(|slot| {
-            tree.summary = slot.summary;
-            slot.node
-        });
-        for entry in out_of_order.into_iter().chain(entries) {
-            tree.insert(entry);
+        builder.finish()
+    }
+
+    /// A tree with these nodes, whose memory the ledger has.
+    pub(super) fn of_root(root: Option<Slot>, ledger: Ledger) -> Tree {
+        Tree {
+            summary: root.as_ref().map(|slot| slot.summary).unwrap_or_default(),
+            root: root.map(|slot| slot.node),
+            ledger,
         }
-        tree
     }
 
     /// Number of entries.
@@ -71,7 +82,7 @@ impl Tree {
     }
 
     /// Entry of a key. O(log n).
-    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+    pub fn get(&self, key: &[u8]) -> Option<&StoredEntry> {
         let mut node = self.root.as_ref()?;
         loop {
             match &node.body {
@@ -82,7 +93,8 @@ impl Tree {
     }
 
     /// Inserts an entry; returns the previous one of its key.
-    pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
+    pub fn insert(&mut self, entry: Entry) -> Option<StoredEntry> {
+        let entry = StoredEntry::from(entry);
         let added = Summary::of(&entry);
         self.summary += added;
         self.ledger.entry_bytes += entry.memory_bytes();
@@ -117,7 +129,7 @@ impl Tree {
     }
 
     /// Removes and returns the entry of a key.
-    pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
+    pub fn remove(&mut self, key: &[u8]) -> Option<StoredEntry> {
         self.get(key)?; // an absent key must not copy nodes
         let root = self.root.as_mut()?;
         let (removed, summary) = remove(root, key, &mut self.ledger)?;
@@ -166,7 +178,7 @@ impl Tree {
     }
 
     /// Entry at `rank`, counted from 0. O(log n).
-    pub fn at(&self, rank: u64) -> Option<&Entry> {
+    pub fn at(&self, rank: u64) -> Option<&StoredEntry> {
         let mut found = None;
         self.for_each_from(rank, |entry| {
             found = Some(entry);
@@ -222,7 +234,7 @@ impl Tree {
     }
 
     /// Calls `visit` for each entry in key order, starting at `rank`, until it breaks.
-    pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>) {
+    pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a StoredEntry) -> ControlFlow<()>) {
         self.for_each_run_from(rank, |run| run.iter().try_for_each(&mut visit));
     }
 
@@ -230,7 +242,7 @@ impl Tree {
     pub(super) fn for_each_run_from<'a>(
         &'a self,
         rank: u64,
-        mut visit: impl FnMut(&'a [Entry]) -> ControlFlow<()>,
+        mut visit: impl FnMut(&'a [StoredEntry]) -> ControlFlow<()>,
     ) {
         let mut skip = rank;
         if skip < self.summary.count
@@ -260,8 +272,8 @@ impl Tree {
     }
 
     /// Running total of the bytes of entries that were moved into blocks.
-    pub(super) fn block_bytes_packed(&self) -> u64 {
-        self.ledger.packed_bytes
+    pub(super) fn block_bytes_gathered(&self) -> u64 {
+        self.ledger.gathered_bytes
     }
 
     /// Running total of the memory of nodes that were copied because another clone of the tree holds them, in bytes.
@@ -272,6 +284,21 @@ impl Tree {
     /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.ledger.entry_bytes + self.ledger.node_bytes
+    }
+
+    /// Damages the packed blocks of the first leaf, as faulty memory would.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn damage(&mut self) {
+        let mut node = self.root.as_mut().map(Arc::make_mut);
+        while let Some(within) = node {
+            node = match &mut within.body {
+                Body::Inner(inner) => inner.slots.first_mut().map(|slot| Arc::make_mut(&mut slot.node)),
+                Body::Leaf(leaf) => {
+                    leaf.damage();
+                    return;
+                }
+            };
+        }
     }
 
     #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -289,11 +316,11 @@ impl std::fmt::Debug for Tree {
 }
 
 struct Inserted {
-    replaced: Option<(Entry, Summary)>,
+    replaced: Option<(StoredEntry, Summary)>,
     split: Option<Split>,
 }
 
-fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledger) -> Inserted {
+fn insert(node: &mut Arc<Node>, entry: StoredEntry, added: Summary, ledger: &mut Ledger) -> Inserted {
     let node = writable(node, ledger);
     let before = node.memory_bytes();
     let inserted = match &mut node.body {
@@ -322,7 +349,7 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
     inserted
 }
 
-fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, ledger: &mut Ledger) -> Inserted {
+fn insert_into_leaf(leaf: &mut Leaf, entry: StoredEntry, ledger: &mut Ledger) -> Inserted {
     // First the cheap search by mark: most puts are updates.
     if let Some(index) = leaf.find(entry.key()) {
         let old = leaf.replace(index, entry, ledger);
@@ -341,7 +368,7 @@ fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, ledger: &mut Ledger) -> Inser
     }
 }
 
-fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entry, Summary)> {
+fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(StoredEntry, Summary)> {
     let node = writable(node, ledger);
     let before = node.memory_bytes();
     let removed = match &mut node.body {
@@ -403,7 +430,7 @@ fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
 fn walk<'a>(
     node: &'a Node,
     skip: &mut u64,
-    visit: &mut impl FnMut(&'a [Entry]) -> ControlFlow<()>,
+    visit: &mut impl FnMut(&'a [StoredEntry]) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     match &node.body {
         Body::Leaf(leaf) => {

@@ -28,10 +28,10 @@
 use std::sync::Arc;
 
 use super::end::FeedEnd;
-use crate::history::{Keys, is_same};
+use crate::history::Keys;
 use crate::load::LoadCause;
 use crate::view::{Anchor, Epoch, Mirror};
-use etcd_store::cache::{Change, ChangeKind, Entry, Tree};
+use etcd_store::cache::{Change, ChangeKind, StoredEntry, Tree};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
@@ -147,7 +147,7 @@ impl<'a> Continuity<'a> {
     /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
     fn is_held(&self, change: &Change) -> bool {
         match (change.kind, self.anchor.tree.get(change.key())) {
-            (ChangeKind::Put, Some(ours)) => is_same(ours, &change.entry),
+            (ChangeKind::Put, Some(ours)) => ours.read().is_ok_and(|ours| ours == change.entry),
             (ChangeKind::Delete, None) => true,
             _ => false,
         }
@@ -176,13 +176,13 @@ impl Anchor {
     }
 
     /// Entry of the key that was changed last, unless it was deleted.
-    fn last(&self) -> Option<&Entry> {
+    fn last(&self) -> Option<&StoredEntry> {
         self.key.as_ref().and_then(|key| self.tree.get(key))
     }
 
     /// Whether the last event that was delivered is a delete.
     pub(super) fn ends_with_a_delete(&self) -> bool {
-        self.last_event.is_some() && self.last().map(Entry::mod_revision) != self.last_event
+        self.last_event.is_some() && self.last().map(StoredEntry::mod_revision) != self.last_event
     }
 }
 
@@ -276,7 +276,7 @@ fn compacted(anchor: &Anchor) -> FeedEnd {
 }
 
 fn is_same_event(ours: &Change, theirs: &Change) -> bool {
-    ours.kind == theirs.kind && is_same(&ours.entry, &theirs.entry)
+    ours.kind == theirs.kind && ours.entry == theirs.entry
 }
 
 #[cfg(test)]

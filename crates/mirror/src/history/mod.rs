@@ -23,7 +23,7 @@ mod recent_events;
 pub use auth_state::{Auth, AuthChange};
 pub use cluster_state::{ClusterState, Verdict};
 pub(super) use compaction::Compaction;
-pub(super) use compare::{Keys, is_same};
+pub(super) use compare::Keys;
 pub use known::{Before, History, HistoryId};
 pub(super) use position::Position;
 pub(super) use recent_events::RecentEvents;

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
@@ -28,7 +29,7 @@ use super::history::{Before, Keys, Position};
 use super::metrics::StreamFallbacks;
 use super::set::MirrorSet;
 use super::view::Mirror;
-use etcd_store::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
+use etcd_store::cache::{MalformedKeyValue, Packing, ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
@@ -52,10 +53,9 @@ const RESUME_PAUSE: Duration = Duration::from_millis(100);
 /// Timeout for connecting to any endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keys whose tree is built at once: that takes less than handing it to another thread and back.
-const BUILT_AT_ONCE_KEYS: usize = 1_000;
-/// Memory of an entry in addition to its own bytes, for the budget during a load (estimate: leaf slot, reference
-/// count, rounding).
-pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
+const BUILT_AT_ONCE_KEYS: u64 = 1_000;
+/// Bytes of a page or chunk from which another thread packs it.
+const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
 
 /// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
 /// the load.
@@ -86,6 +86,8 @@ pub(super) enum LoadError {
     OverBudget {
         /// Bytes that the other mirrors leave of `--cache-max-bytes`.
         max_bytes: u64,
+        /// Mean memory of the keys that have arrived.
+        mean_bytes: u64,
     },
     /// An invalid KeyValue.
     #[error("etcd sent a key-value that is not understood: {0}")]
@@ -123,6 +125,8 @@ pub(super) struct Load<'a> {
     pub(super) tasks: &'a TaskTracker,
     /// Counts loads without RangeStream.
     pub(super) telemetry: &'a Telemetry,
+    /// Whether values are packed.
+    pub(super) packing: Packing,
     /// The mirror to load.
     pub(super) mirror: &'a Mirror,
 }
@@ -134,8 +138,7 @@ struct Gathered<'a> {
     /// etcd's header at the revision of the load.
     pinned: ResponseHeader,
     max_bytes: u64,
-    entries: Vec<Entry>,
-    bytes: u64,
+    builder: TreeBuilder,
     began: Instant,
     last_logged: Instant,
 }
@@ -181,8 +184,8 @@ impl Load<'_> {
                 Err(error) => error,
             };
             is_interrupted = true;
-            if gathered.entries.len() > keys {
-                (resumes, keys) = (0, gathered.entries.len());
+            if gathered.builder.len() > keys {
+                (resumes, keys) = (0, gathered.builder.len());
             }
             resumes += 1;
             if !error.is_broken() || resumes > MAX_RESUMES {
@@ -261,8 +264,7 @@ impl<'a> Gathered<'a> {
             pacing: Arc::new(load.pacing.begin()),
             pinned,
             max_bytes: load.set.budget_of(load.mirror),
-            entries: Vec::new(),
-            bytes: 0,
+            builder: TreeBuilder::new(load.packing),
             began: now,
             last_logged: now,
         }
@@ -303,10 +305,7 @@ impl<'a> Gathered<'a> {
     fn rest(&self) -> RangeRequest {
         let scope = &self.load.mirror.scope;
         RangeRequest {
-            key: match self.entries.last() {
-                Some(last) => successor(last.key()),
-                None => scope.key(),
-            },
+            key: self.builder.last_key().map_or_else(|| scope.key(), successor),
             range_end: scope.range_end(),
             revision: self.pinned.revision,
             ..RangeRequest::default()
@@ -328,7 +327,7 @@ impl<'a> Gathered<'a> {
             if let Some(response) = chunk.range_response {
                 // Only the last chunk has a header.
                 is_whole |= response.header.is_some();
-                self.add(&response)?;
+                self.add(response).await?;
             }
         }
         if is_whole {
@@ -348,8 +347,9 @@ impl<'a> Gathered<'a> {
                 .await
                 .map_err(|_| LoadError::TimedOut)??
                 .into_inner();
-            self.add(&response)?;
-            if !response.more || response.kvs.is_empty() {
+            let is_last = !response.more || response.kvs.is_empty();
+            self.add(response).await?;
+            if is_last {
                 return Ok(());
             }
             self.pacing.pay().await;
@@ -358,43 +358,45 @@ impl<'a> Gathered<'a> {
 
     /// Limit of the next page.
     fn page_limit(&self) -> i64 {
-        match self.entries.len() as u64 {
+        match self.builder.len() {
             0 => first_page_limit(),
-            keys => page_limit(PAGE_TARGET_BYTES, self.bytes / keys),
+            keys => page_limit(PAGE_TARGET_BYTES, self.builder.encoded_bytes() / keys),
         }
     }
 
     /// Adds one page or chunk.
-    fn add(&mut self, response: &RangeResponse) -> Result<(), LoadError> {
-        self.entries.reserve(response.kvs.len());
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
         self.pacing.charge(response.kvs.len() as u64 * KEY_COST_BYTES);
-        for key_value in &response.kvs {
-            let entry = Entry::from_key_value(key_value)?;
-            self.bytes += entry.encoded_len() as u64;
-            self.entries.push(entry);
+        let bytes: usize = response.kvs.iter().map(Bytes::len).sum();
+        if self.load.packing == Packing::Always && bytes > PACKED_AT_ONCE_BYTES {
+            // Milliseconds, in which this thread can serve calls.
+            let builder = std::mem::take(&mut self.builder);
+            let adding = tokio::task::spawn_blocking(move || push_all(builder, response.kvs));
+            self.builder = adding.await.map_err(|_| LoadError::Build)??;
+        } else {
+            self.builder = push_all(std::mem::take(&mut self.builder), response.kvs)?;
         }
+        let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
+        let bytes = self.builder.encoded_bytes();
         let metrics = &self.load.mirror.metrics;
-        metrics
-            .load_keys
-            .set(i64::try_from(self.entries.len()).unwrap_or(i64::MAX));
-        metrics
-            .load_bytes
-            .set(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+        metrics.load_keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
+        metrics.load_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         self.load
             .mirror
             .loading_bytes()
-            .store(self.bytes, Ordering::Relaxed);
-        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.max_bytes {
+            .store(memory_bytes, Ordering::Relaxed);
+        if memory_bytes > self.max_bytes {
             return Err(LoadError::OverBudget {
                 max_bytes: self.max_bytes,
+                mean_bytes: memory_bytes / keys.max(1),
             });
         }
         if self.last_logged.elapsed() >= LOG_INTERVAL {
             self.last_logged = Instant::now();
             tracing::info!(
                 mirror = self.load.mirror.name,
-                keys = self.entries.len(),
-                bytes = self.bytes,
+                keys,
+                bytes,
                 seconds = self.began.elapsed().as_secs(),
                 bytes_per_second = self.pacing.rate(),
                 "loading"
@@ -405,33 +407,40 @@ impl<'a> Gathered<'a> {
 
     /// The keys that have arrived, which are all up to the last one; `None` before the first.
     async fn keys(&self) -> Result<Option<Keys>, LoadError> {
-        let Some(last) = self.entries.last() else {
+        let Some(end) = self.builder.last_key().map(successor) else {
             return Ok(None);
         };
         Ok(Some(Keys {
-            tree: build(self.entries.clone()).await?,
+            tree: build(self.builder.clone()).await?,
             from: self.load.mirror.scope.key(),
-            end: successor(last.key()),
+            end,
             revision: self.pinned.revision,
         }))
     }
 
     async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
         Ok(Loaded {
-            tree: build(self.entries).await?,
+            tree: build(self.builder).await?,
             header: self.pinned,
             connection,
         })
     }
 }
 
-/// The tree of `entries`, which are sorted by key.
-async fn build(entries: Vec<Entry>) -> Result<Tree, LoadError> {
-    if entries.len() <= BUILT_AT_ONCE_KEYS {
-        return Ok(Tree::from_sorted(entries));
+fn push_all(mut builder: TreeBuilder, key_values: Vec<Bytes>) -> Result<TreeBuilder, LoadError> {
+    for key_value in key_values {
+        builder.push(key_value)?;
     }
-    // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
-    tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
+    Ok(builder)
+}
+
+/// The tree of the keys that have arrived.
+async fn build(builder: TreeBuilder) -> Result<Tree, LoadError> {
+    if builder.len() <= BUILT_AT_ONCE_KEYS {
+        return Ok(builder.finish());
+    }
+    // In a blocking thread: a million keys take milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(move || builder.finish())
         .await
         .map_err(|_| LoadError::Build)
 }

@@ -89,10 +89,10 @@ async fn load_that_makes_no_progress_fails() {
 
 #[tokio::test]
 async fn load_ends_at_the_key_that_exceeds_its_memory() {
-    let bench = Bench::with_memory("128").await;
+    let bench = Bench::with_memory("64").await;
     let error = bench.load().await.unwrap_err();
     assert!(
-        matches!(error, LoadError::OverBudget { max_bytes: 128 }),
+        matches!(error, LoadError::OverBudget { max_bytes: 64, .. }),
         "{error}"
     );
     assert_eq!(bench.mirror().metrics.load_keys.get(), 2);

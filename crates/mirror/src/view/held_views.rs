@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use etcd_store::cache::Store;
 
@@ -16,6 +17,8 @@ use etcd_store::cache::Store;
 #[derive(Debug, Default)]
 pub struct HeldViews {
     state: Mutex<HeldTotals>,
+    /// A reader has found a packed value damaged.
+    damage: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -82,6 +85,17 @@ impl HeldViews {
         }
     }
 
+    pub(super) fn report_damage(&self) {
+        tracing::error!(
+            "a packed value in memory is damaged: loading its mirror again; memory of this machine may be faulty"
+        );
+        self.damage.notify_one();
+    }
+
+    pub(super) async fn damage_reported(&self) {
+        self.damage.notified().await;
+    }
+
     /// Bytes that only readers keep.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -107,6 +121,13 @@ impl HeldView {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.key.1
+    }
+}
+
+impl HeldView {
+    /// Reports that a packed value of the view is damaged; see [`Mirror::report_damage`](super::Mirror::report_damage).
+    pub fn report_damage(&self) {
+        self.views.report_damage();
     }
 }
 
@@ -152,7 +173,8 @@ mod tests {
     fn replace_all(store: &mut Store, views: &HeldViews) {
         for key in 0..KEYS {
             let revision = store.revision() + 1;
-            store.apply(vec![Change::put(entry(key, revision))], revision, Duration::ZERO);
+            let applied = store.apply(vec![Change::put(entry(key, revision))], revision, Duration::ZERO);
+            assert!(applied.is_ok());
             views.record(store);
         }
     }

@@ -276,6 +276,16 @@ impl Mirror {
         self.held_views.hold(is_past)
     }
 
+    /// Reports that a packed value is damaged: nothing of the mirror can be trusted, and it is loaded again.
+    pub fn report_damage(&self) {
+        self.held_views.report_damage();
+    }
+
+    /// Completes once a reader has reported damage.
+    pub(crate) async fn damage_reported(&self) {
+        self.held_views.damage_reported().await;
+    }
+
     /// Bytes that only readers' views keep in memory.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {

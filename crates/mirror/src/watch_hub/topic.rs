@@ -279,7 +279,9 @@ pub(super) mod tests {
         let puts = revisions.iter().zip(["a", "b", "c"]);
         let changes = puts.map(|(revision, key)| Change::put(KeyValue::new(key, *revision, "v").entry()));
         let mut store = Store::new(Tree::default(), 1, HistoryLimits::default(), Duration::ZERO);
-        store.apply(changes.collect(), *revisions.last().unwrap(), Duration::ZERO);
+        store
+            .apply(changes.collect(), *revisions.last().unwrap(), Duration::ZERO)
+            .unwrap();
         let batch = store.log().batches_after(0).next().unwrap().clone();
         let events: Vec<_> = (0..3).take(revisions.len()).collect();
         Pick::new(&batch, &events).unwrap()

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::attempt::ReadRequest;
 use super::body::{EntrySource, json_body};
 use super::grpc::sort_targets_are_unchecked;
-use super::serve::{ReceivedRead, TooLong, WireFormat};
+use super::serve::{ReceivedRead, Unservable, WireFormat};
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
@@ -99,14 +99,14 @@ impl WireFormat for Json {
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<Response<ResponseBody>, TooLong> {
+    ) -> Result<Response<ResponseBody>, Unservable> {
         // The gateway has the response from etcd in gRPC.
         let answer = Answer::new(header, selection);
         if answer.len() > MAX_RESPONSE_BYTES {
-            return Err(TooLong(answer.len()));
+            return Err(Unservable::TooLong(answer.len()));
         }
         let answer = JsonAnswer::new(header, answer.into_selection());
-        let (body, length) = json_body(answer, entries);
+        let (body, length) = json_body(answer, entries)?;
         let mut response = Response::new(body);
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::cache::testing::KeyValue;
-use crate::cache::{Dialect, RangeQuery, Selected, Tree, select};
+use crate::cache::testing::{KeyValue, packing};
+use crate::cache::{Dialect, Packing, RangeQuery, Selected, Tree, select};
 use etcd_wire::etcdserverpb;
 
 const DIALECT: Dialect = Dialect {
@@ -15,7 +15,7 @@ const DIALECT: Dialect = Dialect {
 fn selection(tree: &Tree, query: &RangeQuery) -> Selection {
     match select(tree, query, &DIALECT) {
         Selected::Answer(selection) => selection,
-        Selected::TiesAreEtcds => panic!("no ties here"),
+        Selected::TiesAreEtcds | Selected::PackedValues => panic!("no ties here"),
     }
 }
 
@@ -28,6 +28,10 @@ fn everything() -> RangeQuery {
 }
 
 fn tree(sizes: &[usize]) -> Tree {
+    loaded(sizes, Packing::Never)
+}
+
+fn loaded(sizes: &[usize], packing: Packing) -> Tree {
     let kv = |(index, size): (usize, &usize)| KeyValue {
         lease: (index % 3) as i64,
         ..KeyValue::new(
@@ -36,7 +40,7 @@ fn tree(sizes: &[usize]) -> Tree {
             vec![index as u8; *size],
         )
     };
-    Tree::from_sorted(sizes.iter().enumerate().map(kv).map(|kv| kv.entry()))
+    Tree::load(sizes.iter().enumerate().map(kv).map(|kv| kv.entry()), packing)
 }
 
 proptest! {
@@ -47,6 +51,7 @@ proptest! {
         sort in prop_oneof![2 => Just((0, 0)), 1 => Just((2, 0)), 1 => Just((2, 3))],
         flags in any::<[bool; 2]>(),
         from in 0..300_usize,
+        packing in packing(),
         target in prop_oneof![1..100_usize, 1000..300_000_usize],
         header in any::<[u64; 5]>(),
         zeroes in any::<[bool; 5]>(),
@@ -59,21 +64,21 @@ proptest! {
             keys_only: flags[0], count_only: flags[1],
             ..everything()
         };
-        let tree = tree(&sizes);
-        let whole = Answer::new(header, selection(&tree, &query)).small(0);
+        let tree = loaded(&sizes, packing);
+        let whole = Answer::new(header, selection(&tree, &query)).small(0).unwrap();
 
         let mut answer = Answer::new(header, selection(&tree, &query));
         let length = answer.len();
         let mut pieced = Vec::new();
         let largest = 51_000;
-        while let Some(mut piece) = answer.next_piece(target) {
+        while let Some(mut piece) = answer.next_piece(target).unwrap() {
             prop_assert!(piece.has_remaining(), "an empty piece");
             prop_assert!(piece.remaining() <= target + largest);
             pieced.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
             // The tail is part of the last piece, so only that one may be short.
             prop_assert!(pieced.len() as u64 == length || pieced.len() >= target);
         }
-        prop_assert!(answer.next_piece(target).is_none());
+        prop_assert!(answer.next_piece(target).unwrap().is_none());
         prop_assert_eq!(length, whole.len() as u64);
         prop_assert_eq!(&pieced, &whole);
 
@@ -91,8 +96,12 @@ fn prefix_bytes_precede_the_message() {
         revision: 7,
         ..ResponseHeader::default()
     };
-    let plain = Answer::new(header, selection(&tree, &everything())).small(0);
-    let prefixed = Answer::new(header, selection(&tree, &everything())).small(5);
+    let plain = Answer::new(header, selection(&tree, &everything()))
+        .small(0)
+        .unwrap();
+    let prefixed = Answer::new(header, selection(&tree, &everything()))
+        .small(5)
+        .unwrap();
     assert_eq!(prefixed[..5], [0; 5]);
     assert_eq!(prefixed[5..], plain);
     assert_eq!(
@@ -106,10 +115,12 @@ fn prefix_bytes_precede_the_message() {
 fn answer_is_unaffected_by_later_changes() {
     let mut tree = tree(&[100; 500]);
     let mut answer = Answer::new(ResponseHeader::default(), selection(&tree, &everything()));
-    let whole = Answer::new(ResponseHeader::default(), selection(&tree, &everything())).small(0);
+    let whole = Answer::new(ResponseHeader::default(), selection(&tree, &everything()))
+        .small(0)
+        .unwrap();
     let mut pieced = Vec::new();
     let mut removed = 0;
-    while let Some(mut piece) = answer.next_piece(4000) {
+    while let Some(mut piece) = answer.next_piece(4000).unwrap() {
         pieced.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
         for _ in 0..30 {
             tree.remove(format!("key-{removed:05}").as_bytes());
@@ -126,7 +137,7 @@ fn piece_takes_few_allocations() {
     let mut pieces = 0;
     loop {
         let foretold = answer.slab_bytes(64 << 10);
-        let Some(piece) = answer.next_piece(64 << 10) else {
+        let Some(piece) = answer.next_piece(64 << 10).unwrap() else {
             break;
         };
         pieces += 1;

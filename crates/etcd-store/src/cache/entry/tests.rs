@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
+use crate::cache::Summary;
 use crate::cache::testing::{KeyValue, key_value};
 
 proptest! {
@@ -30,11 +31,11 @@ proptest! {
         let expected = KeyValue { value: Vec::new(), lease: if keep_lease { kv.lease } else { 0 }, ..kv.clone() }.field();
         let entry = kv.entry();
         let mut sent = Vec::new();
-        entry.encode_keys_only(keep_lease, &mut sent);
+        StoredEntry::from(entry.clone()).encode_keys_only(keep_lease, &mut sent);
         prop_assert_eq!(&sent, &expected);
-        let (encoded, keys_only, lease) = entry.lengths();
-        prop_assert_eq!(encoded, entry.encoded_len() as u64);
-        prop_assert_eq!(keys_only + if keep_lease { lease } else { 0 }, expected.len() as u64);
+        let Summary { encoded_bytes, keys_only_bytes, lease_bytes, .. } = Summary::of(&entry.clone().into());
+        prop_assert_eq!(encoded_bytes, entry.encoded_len() as u64);
+        prop_assert_eq!(keys_only_bytes + if keep_lease { lease_bytes } else { 0 }, expected.len() as u64);
     }
 
     /// Every accepted message is exactly the one that protobuf writes for its fields.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::{
-    Entry,
+    Entry, Packing, StoredEntry,
     event_log::ChangeKind,
     node::{Body, Node},
     testing::{KeyValue, key},
@@ -123,7 +123,20 @@ struct Run {
 
 impl Run {
     fn start(loaded: usize, limits: HistoryLimits) -> Run {
-        let tree = Tree::from_sorted((0..loaded).map(|index| KeyValue::new(key(index), 5, "loaded").entry()));
+        Run::load(
+            (0..loaded).map(|index| KeyValue::new(key(index), 5, "loaded").entry()),
+            Packing::Never,
+            limits,
+        )
+    }
+
+    fn start_packed(loaded: usize, limits: HistoryLimits) -> Run {
+        let entries = (0..loaded).map(|index| KeyValue::new(key(index), 5, vec![b'v'; 300]).entry());
+        Run::load(entries, Packing::Always, limits)
+    }
+
+    fn load(entries: impl Iterator<Item = Entry>, packing: Packing, limits: HistoryLimits) -> Run {
+        let tree = Tree::load(entries, packing);
         let model = Model {
             states: vec![(10, state_of(&tree))],
             replaced: Vec::new(),
@@ -162,7 +175,7 @@ impl Run {
         let applied = changes.len();
         assert_eq!(
             self.store.apply(changes, revision, self.now),
-            Applied { applied, fenced: 0 }
+            Ok(Applied { applied, fenced: 0 })
         );
         assert_eq!(self.store.revision(), revision);
     }
@@ -195,10 +208,10 @@ impl Run {
                 );
                 assert_eq!(
                     outcome,
-                    Applied {
+                    Ok(Applied {
                         applied: 0,
                         fenced: 2
-                    }
+                    })
                 );
             }
             Op::Advance(by) => {
@@ -282,9 +295,12 @@ impl Run {
         for change in self.store.log().events() {
             // The entries of deletes are counted with the log.
             if change.kind == ChangeKind::Put {
-                seen.entry(&change.entry);
+                seen.entry(&change.entry.clone().into());
             }
-            change.replaced.iter().for_each(|entry| seen.entry(entry));
+            change
+                .replaced
+                .iter()
+                .for_each(|entry| seen.entry(&entry.clone().into()));
         }
         let only_here: u64 = seen
             .0
@@ -317,7 +333,7 @@ impl Reached {
         self.tree(tree);
         let mut entries = Reached::default();
         tree.for_each_from(0, |entry| {
-            if entry.block().is_none() {
+            if !entry.is_in_block() {
                 entries.entry(entry);
             }
             std::ops::ControlFlow::Continue(())
@@ -339,7 +355,7 @@ impl Reached {
         }
     }
 
-    fn entry(&mut self, entry: &Entry) {
+    fn entry(&mut self, entry: &StoredEntry) {
         self.0.insert(entry.key().as_ptr().addr(), entry.memory_bytes());
     }
 }
@@ -361,9 +377,11 @@ proptest! {
     fn every_revision_of_the_window_equals_the_model(
         loaded in 0..400_usize,
         limits in limits(),
+        is_packed: bool,
         ops in prop::collection::vec(op(), 0..80),
     ) {
-        let mut run = Run::start(loaded, limits);
+        let start = if is_packed { Run::start_packed } else { Run::start };
+        let mut run = start(loaded, limits);
         let mut held = Vec::new();
         for (number, op) in ops.into_iter().enumerate() {
             run.apply(op);
@@ -384,9 +402,11 @@ proptest! {
         loaded in 0..2000_usize,
         checkpoint_every_events in 1..60_usize,
         max_age in prop_oneof![Just(UNBOUNDED.max_age), (0..200_u64).prop_map(second)],
+        is_packed: bool,
         ops in prop::collection::vec(op(), 1..120),
     ) {
-        let mut run = Run::start(loaded, HistoryLimits { checkpoint_every_events, max_age, ..UNBOUNDED });
+        let start = if is_packed { Run::start_packed } else { Run::start };
+        let mut run = start(loaded, HistoryLimits { checkpoint_every_events, max_age, ..UNBOUNDED });
         for op in ops {
             run.apply(op);
         }
@@ -533,16 +553,26 @@ fn history_keeps_no_block_for_an_entry_that_was_replaced() {
     let in_block = |tree: &Tree| {
         let mut count = 0;
         tree.for_each_from(0, |entry| {
-            count += usize::from(entry.block().is_some());
+            count += usize::from(entry.is_in_block());
             std::ops::ControlFlow::Continue(())
         });
         count
     };
-    assert_eq!(in_block(run.store.tree()), 100, "a loaded tree is packed");
+    assert_eq!(in_block(run.store.tree()), 100, "a loaded tree is gathered");
     run.commit(vec![put(1, 20, 5), put(2, 20, 5)], 20);
     for change in run.store.log().events() {
         assert!(change.replaced.as_ref().is_some_and(|old| old.block().is_none()));
     }
     let before = run.store.history_bytes();
     assert!(before >= run.kept_alive(), "{before} for {}", run.kept_alive());
+}
+
+#[test]
+fn change_of_an_entry_in_a_damaged_block_is_refused() {
+    let mut run = Run::start_packed(100, UNBOUNDED);
+    run.store.tree.damage();
+    assert_eq!(
+        run.store.apply(vec![put(1, 20, 5)], 20, run.now),
+        Err(CorruptBlock)
+    );
 }

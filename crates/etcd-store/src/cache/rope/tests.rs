@@ -1,18 +1,21 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::cache::StoredEntry;
+use crate::cache::gather::gather;
+use crate::cache::ledger::Ledger;
 use crate::cache::testing::KeyValue;
 
-/// Entries of the packed leaf: 100 to 500 bytes each, in one block, and one that is too large for it in their middle.
-const PACKED: usize = 20;
+/// Entries of the gathered leaf: 100 to 500 bytes each, in one block, and one that is too large for it in their middle.
+const GATHERED: usize = 20;
 
 #[derive(Clone, Debug)]
 enum Part {
     Written(Vec<u8>),
     Entry(usize),
     Tagged(usize),
-    /// Entries of a leaf that is packed, from one index to before another; in reverse if the second is lower.
-    Packed(usize, usize),
+    /// Entries of a leaf that is gathered, from one index to before another; in reverse if the second is lower.
+    Gathered(usize, usize),
 }
 
 fn part() -> impl Strategy<Value = Part> {
@@ -20,7 +23,7 @@ fn part() -> impl Strategy<Value = Part> {
         prop::collection::vec(any::<u8>(), 0..60).prop_map(Part::Written),
         prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Entry),
         prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Tagged),
-        (0..=PACKED, 0..=PACKED).prop_map(|(from, to)| Part::Packed(from, to)),
+        (0..=GATHERED, 0..=GATHERED).prop_map(|(from, to)| Part::Gathered(from, to)),
     ]
 }
 
@@ -48,22 +51,29 @@ fn key_value(length: usize) -> KeyValue {
     KeyValue::new("key", 1, value)
 }
 
-fn packed() -> (Vec<KeyValue>, Vec<Entry>) {
+fn in_leaf() -> (Vec<KeyValue>, Vec<Entry>) {
     let length = |index| {
-        if index == PACKED / 2 {
+        if index == GATHERED / 2 {
             5000
         } else {
             100 + 20 * index
         }
     };
-    let plain: Vec<_> = (0..PACKED).map(|index| key_value(length(index))).collect();
-    let mut entries: Vec<_> = plain.iter().map(KeyValue::entry).collect();
-    crate::cache::pack::pack(&mut entries, &mut crate::cache::ledger::Ledger::default());
+    let plain: Vec<_> = (0..GATHERED).map(|index| key_value(length(index))).collect();
+    let entries = gathered(plain.iter().map(KeyValue::entry));
     (plain, entries)
 }
 
+/// The entries, in blocks if they can be.
+fn gathered(entries: impl IntoIterator<Item = Entry>) -> Vec<Entry> {
+    let mut stored: Vec<_> = entries.into_iter().map(StoredEntry::from).collect();
+    let mut ledger = Ledger::of(&stored);
+    gather(&mut stored, &mut ledger);
+    stored.iter().map(|stored| stored.read().unwrap()).collect()
+}
+
 fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
-    let (plain, entries) = packed();
+    let (plain, entries) = in_leaf();
     let mut rope = Rope::with_slab(0);
     let mut expected = Vec::new();
     for part in parts {
@@ -77,7 +87,7 @@ fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
                 rope.push(&kv.entry());
                 expected.extend(kv.field());
             }
-            Part::Packed(from, to) => {
+            Part::Gathered(from, to) => {
                 let range: Vec<usize> = if from <= to {
                     (*from..*to).collect()
                 } else {
@@ -198,13 +208,13 @@ fn ropes_can_be_sent_between_threads() {
 
 #[test]
 fn neighbours_in_a_block_are_one_segment_and_a_short_one_is_copied() {
-    let (plain, entries) = packed();
+    let (plain, entries) = in_leaf();
     let mut rope = Rope::default();
-    entries[..PACKED / 2].iter().for_each(|entry| rope.push(entry));
+    entries[..GATHERED / 2].iter().for_each(|entry| rope.push(entry));
     rope.write(|slab| slab.push(1));
     assert_eq!(
         rope.pieces().map(<[u8]>::len).collect::<Vec<_>>(),
-        [plain[..PACKED / 2].iter().map(|kv| kv.field().len()).sum(), 1]
+        [plain[..GATHERED / 2].iter().map(|kv| kv.field().len()).sum(), 1]
     );
     let mut rope = Rope::default();
     for index in [3, 5, 7] {
@@ -221,12 +231,8 @@ fn neighbours_in_a_block_are_one_segment_and_a_short_one_is_copied() {
 #[test]
 fn entry_is_joined_to_none_of_another_block() {
     let value = |fill: u8| KeyValue::new("key", 1, vec![fill; 200]);
-    let packed = |fill: u8| {
-        let mut entries = vec![value(fill).entry(), value(fill).entry()];
-        crate::cache::pack::pack(&mut entries, &mut crate::cache::ledger::Ledger::default());
-        entries
-    };
-    let (of_a, of_b) = (packed(b'a'), packed(b'b'));
+    let two = |fill: u8| gathered([value(fill).entry(), value(fill).entry()]);
+    let (of_a, of_b) = (two(b'a'), two(b'b'));
     let mut rope = Rope::default();
     rope.push(&of_a[0]);
     // It begins where that one ends.

@@ -135,7 +135,7 @@ pub(in crate::cache) fn answered(tree: &Tree, query: &RangeQuery, dialect: &Dial
     let (count, more, len) = (selection.count, selection.more, selection.len());
     let answer = Answer::new(HEADER, selection);
     let length = answer.len();
-    let bytes = answer.small(0);
+    let bytes = answer.small(0).unwrap();
     assert_eq!(bytes.len() as u64, length);
     let response = etcdserverpb::RangeResponse::decode(bytes.as_slice()).unwrap();
     assert_eq!(

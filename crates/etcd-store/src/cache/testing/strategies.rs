@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::KeyValue;
+use crate::cache::Packing;
 
 /// Values of all relevant sizes: empty, short, around the threshold of copying, and large enough to be cut.
 fn value() -> impl Strategy<Value = Vec<u8>> {
@@ -13,6 +14,10 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
         1 => 4000_usize..70_000,
     ]
     .prop_flat_map(|length| any::<u8>().prop_map(move |byte| vec![byte; length]))
+}
+
+pub(in crate::cache) fn packing() -> impl Strategy<Value = Packing> {
+    prop_oneof![Just(Packing::Never), Just(Packing::Always)]
 }
 
 /// Revisions, versions and leases whose varints have every length.

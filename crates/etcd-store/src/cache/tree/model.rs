@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{Node, Summary, Tree};
-use crate::cache::entry::Entry;
 use crate::cache::leaf::{LEAF_MAX, LEAF_MIN};
 use crate::cache::memory::class_bytes;
 use crate::cache::node::{Body, INNER_MAX, INNER_MIN};
@@ -41,13 +40,20 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
                 "keys of a leaf in order"
             );
             let mut blocks = BTreeMap::new();
-            let mut in_blocks = 0;
-            for (block, range) in entries.iter().filter_map(Entry::block) {
-                in_blocks += range.len();
-                blocks.insert(Arc::as_ptr(block).addr(), class_bytes(block.bytes.len()));
+            let mut in_blocks = 0_u64;
+            for stored in entries.iter().filter(|stored| stored.is_in_block()) {
+                in_blocks += stored.memory_bytes();
+                let (address, bytes) = match stored.parts() {
+                    Ok(entry) => entry
+                        .block()
+                        .map(|(block, _)| (Arc::as_ptr(block).addr(), class_bytes(block.bytes.len()))),
+                    Err((packed, _)) => Some((Arc::as_ptr(packed).addr(), packed.memory_bytes())),
+                }
+                .unwrap();
+                blocks.insert(address, bytes);
             }
             assert!(
-                entries.block_waste_bytes() + in_blocks as u64 >= blocks.values().sum::<usize>() as u64,
+                entries.block_waste_bytes() + in_blocks >= blocks.values().sum::<usize>() as u64,
                 "a leaf counts its blocks"
             );
             let blocks = blocks.into_keys().collect();

@@ -4,7 +4,7 @@ use super::model::{Model, check, check_node};
 use super::*;
 use crate::cache::{
     leaf::LEAF_MAX,
-    testing::{KeyValue, key},
+    testing::{KeyValue, key, packing},
 };
 
 const KEYS: usize = 4000;
@@ -12,7 +12,7 @@ const KEYS: usize = 4000;
 fn summary_of(model: &Model, from: usize, to: usize) -> Summary {
     let mut sum = Summary::default();
     for kv in model.values().take(to).skip(from) {
-        sum += Summary::of(&kv.entry());
+        sum += Summary::of(&kv.entry().into());
     }
     sum
 }
@@ -40,6 +40,8 @@ enum Op {
     DropSnapshots,
     /// Continue with a snapshot.
     Swap,
+    /// Continue with a tree that was loaded from the same entries.
+    Reload(Packing),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -53,6 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Checkpoint),
         1 => Just(Op::DropSnapshots),
         1 => Just(Op::Swap),
+        1 => packing().prop_map(Op::Reload),
     ]
 }
 
@@ -105,6 +108,9 @@ impl Pair {
                 model: self.model.clone(),
             }),
             Op::DropSnapshots => snapshots.clear(),
+            Op::Reload(packing) => {
+                self.tree = Tree::load(self.model.values().map(KeyValue::entry), packing);
+            }
             Op::Swap => {
                 if let Some(other) = snapshots.first_mut() {
                     std::mem::swap(self, other);
@@ -121,11 +127,12 @@ proptest! {
     fn tree_is_an_ordered_map_and_snapshots_are_immutable(
         loaded in prop_oneof![Just(0), 0..200_usize, 0..KEYS],
         stride in 1..4_usize,
+        packing in packing(),
         ops in prop::collection::vec(op(), 0..120),
     ) {
-        let kvs = (0..loaded).step_by(stride).map(|index| KeyValue::new(key(index), 1, vec![0; index % 90]));
+        let kvs = (0..loaded).step_by(stride).map(|index| KeyValue::new(key(index), 1, vec![0; index % 270]));
         let model: Model = kvs.map(|kv| (kv.key.clone(), kv)).collect();
-        let tree = Tree::from_sorted(model.values().map(KeyValue::entry));
+        let tree = Tree::load(model.values().map(KeyValue::entry), packing);
         check(&tree, &model);
         let mut pair = Pair { tree, model };
         let mut snapshots = Vec::new();
@@ -260,7 +267,7 @@ fn separators_keep_no_deleted_entry_alive() {
     }
     let blocks: Vec<_> = entries
         .iter()
-        .filter_map(|entry| entry.block().map(|(block, _)| Arc::downgrade(block)))
+        .filter_map(|entry| entry.plain()?.block().map(|(block, _)| Arc::downgrade(block)))
         .collect();
     assert_eq!(blocks.len(), 3000);
     drop(entries);

@@ -101,7 +101,10 @@ impl Mirror {
         loaded
             .recent
             .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
-        let applied = loaded.store.apply(changes, revision, now);
+        let Ok(applied) = loaded.store.apply(changes, revision, now) else {
+            self.drop_epoch(contents, Reason::Damaged, ReaderEnd::Dropped(Reason::Damaged));
+            return Err(StaleEpoch);
+        };
         if applied.applied > 0 {
             loaded.newest_key = Some(newest_key);
             loaded.last_event = Some(last_event);
@@ -267,7 +270,7 @@ mod tests {
 
     use super::*;
     use etcd_store::cache::testing::KeyValue;
-    use etcd_store::cache::{HistoryLimits, Tree};
+    use etcd_store::cache::{HistoryLimits, Packing, Tree};
     use etcd_store::keyspace::scope::Scope;
     use rangecache_base::telemetry::Metrics;
 
@@ -326,6 +329,20 @@ mod tests {
         );
         assert_eq!(mirror.end_epoch(old, Reason::Panicked), Err(StaleEpoch));
         assert_eq!(mirror.revision(), Ok(3));
+    }
+
+    #[test]
+    fn change_of_a_damaged_value_ends_the_epoch_and_shows_nothing() {
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
+        let entries = ["a", "b"].map(|key| KeyValue::new(key, 10, vec![b'v'; 1000]).entry());
+        let mut tree = Tree::load(entries, Packing::Always);
+        tree.damage();
+        let store = Store::new(tree, 10, HistoryLimits::default(), Duration::ZERO);
+        let epoch = mirror.epoch();
+        mirror.fill(epoch, store).unwrap();
+        mirror.put_in_service(epoch).unwrap();
+        assert_eq!(mirror.apply(epoch, put("a", 11), 11), Err(StaleEpoch));
+        assert_eq!(mirror.revision(), Err(Reason::Damaged));
     }
 
     #[test]

@@ -1,0 +1,318 @@
+//! Construction of a tree from key-values in key order, while they arrive: leaves are full and built once, and small
+//! entries are copied once, from the message that brought them into their block.
+
+use std::{ops::Range, sync::Arc};
+
+use bytes::Bytes;
+
+use super::{
+    entry::{self, Entry, KeyHead, MalformedKeyValue},
+    gather::fill,
+    leaf::{LEAF_MAX, LEAF_MIN, Leaf},
+    ledger::Ledger,
+    node::{INNER_MAX, Node, Slot, Summary},
+    separator::{Separators, separator_between},
+    stored::StoredEntry,
+    tree::{Packing, Tree},
+};
+
+/// A tree that is being loaded. A clone costs a reference for each key.
+#[derive(Clone, Default)]
+pub struct TreeBuilder {
+    packing: Packing,
+    leaves: Vec<FullLeaf>,
+    /// Key-values of the next leaf.
+    filling: Vec<Arrived>,
+    /// Those that were not above all before.
+    out_of_order: Vec<Entry>,
+    keys: u64,
+    encoded_bytes: u64,
+    ledger: Ledger,
+}
+
+#[derive(Clone)]
+struct FullLeaf {
+    /// From its predecessor; empty for the first.
+    separator: Box<[u8]>,
+    leaf: Leaf,
+    summary: Summary,
+}
+
+/// The body of a KeyValue message that was checked.
+#[derive(Clone)]
+pub(super) struct Arrived {
+    pub(super) key_value: Bytes,
+    /// Where its value is; empty without one.
+    pub(super) value: Range<usize>,
+}
+
+impl Arrived {
+    /// Length of the field `kvs` with it, in bytes.
+    pub(super) fn encoded_len(&self) -> usize {
+        entry::field_len(self.key_value.len())
+    }
+
+    fn key(&self) -> &[u8] {
+        KeyHead::key_of(&self.key_value)
+    }
+}
+
+impl TreeBuilder {
+    /// A builder without keys.
+    pub fn new(packing: Packing) -> TreeBuilder {
+        TreeBuilder {
+            packing,
+            ..TreeBuilder::default()
+        }
+    }
+
+    /// Adds the body of a KeyValue message. Keys should arrive in order: others are inserted at the end, one by one. Of equal
+    /// keys the last one is kept. The message is held until its leaf is full.
+    ///
+    /// # Errors
+    /// The message is not a KeyValue in etcd's canonical encoding.
+    pub fn push(&mut self, key_value: Bytes) -> Result<(), MalformedKeyValue> {
+        let value = entry::check(&key_value)?;
+        let arrived = Arrived { key_value, value };
+        self.keys += 1;
+        self.encoded_bytes += arrived.encoded_len() as u64;
+        if !self.out_of_order.is_empty() || self.last_key().is_some_and(|last| last >= arrived.key()) {
+            self.out_of_order
+                .push(Entry::alone(&arrived.key_value, arrived.value));
+            return Ok(());
+        }
+        if self.filling.len() == LEAF_MAX {
+            self.close_leaf();
+        }
+        self.filling.push(arrived);
+        Ok(())
+    }
+
+    /// Number of key-values that have arrived.
+    pub fn len(&self) -> u64 {
+        self.keys
+    }
+
+    /// Whether none has arrived.
+    pub fn is_empty(&self) -> bool {
+        self.keys == 0
+    }
+
+    /// Length of their fields `kvs`, in bytes.
+    pub fn encoded_bytes(&self) -> u64 {
+        self.encoded_bytes
+    }
+
+    /// Memory of the tree so far, without its inner nodes, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        let slot = size_of::<StoredEntry>();
+        let filling = self.filling.iter().map(|arrived| arrived.encoded_len() + slot);
+        let others: u64 = self.out_of_order.iter().map(Entry::memory_bytes).sum();
+        self.ledger.entry_bytes + self.ledger.node_bytes + filling.sum::<usize>() as u64 + others
+    }
+
+    /// The key that arrived last.
+    pub fn last_key(&self) -> Option<&[u8]> {
+        if let Some(last) = self.out_of_order.last() {
+            return Some(last.key());
+        }
+        match self.filling.last() {
+            Some(last) => Some(last.key()),
+            None => self.last_of_leaves(),
+        }
+    }
+
+    /// Builds the nodes.
+    pub fn finish(mut self) -> Tree {
+        let filling = self.filling.len();
+        self.close_leaf();
+        if filling < LEAF_MIN
+            && filling > 0
+            && self.leaves.len() > 1
+            && let Some(last) = self.leaves.pop()
+            && let Some(before) = self.leaves.last_mut()
+        {
+            // The last leaf would be too small: the last two share their entries evenly.
+            let right = before.leaf.append(last.leaf, &mut self.ledger);
+            before.summary = Summary::of_all(&before.leaf);
+            self.leaves.extend(right.map(|right| FullLeaf {
+                separator: right.separator,
+                summary: Summary::of_all(&right.leaf),
+                leaf: right.leaf,
+            }));
+        }
+        let mut ledger = self.ledger;
+        // Counted as they were; now with the rest of what they take.
+        ledger.node_bytes = 0;
+        let mut level = Vec::with_capacity(self.leaves.len());
+        for FullLeaf {
+            separator,
+            leaf,
+            summary,
+        } in self.leaves
+        {
+            let node = Node::leaf(leaf, ledger.epoch);
+            ledger.node_bytes += node.memory_bytes();
+            level.push((
+                separator,
+                Slot {
+                    summary,
+                    node: Arc::new(node),
+                },
+            ));
+        }
+        while level.len() > 1 {
+            level = parents_of(level, &mut ledger);
+        }
+        let mut tree = Tree::of_root(level.pop().map(|(_, root)| root), ledger);
+        for entry in self.out_of_order {
+            tree.insert(entry);
+        }
+        tree
+    }
+
+    fn last_of_leaves(&self) -> Option<&[u8]> {
+        self.leaves.last()?.leaf.last().map(StoredEntry::key)
+    }
+
+    fn close_leaf(&mut self) {
+        let Some(first) = self.filling.first() else { return };
+        let separator = match self.last_of_leaves() {
+            Some(last) => separator_between(last, first.key()).into(),
+            None => Box::default(),
+        };
+        let (entries, block_waste_bytes) = fill(&self.filling, self.ledger.epoch);
+        self.filling.clear();
+        let mut leaf = Leaf::loaded(entries, block_waste_bytes);
+        let is_packed = self.packing == Packing::Always && leaf.pack(&self.ledger);
+        self.ledger.entry_bytes += leaf.iter().map(StoredEntry::memory_bytes).sum::<u64>();
+        if is_packed {
+            // What stayed plain leaves the blocks that it shared with what was packed.
+            leaf.gather(&mut self.ledger);
+        }
+        self.ledger.node_bytes += leaf.list_bytes();
+        // Summed up while the entries are in the CPU's cache.
+        let summary = Summary::of_all(&leaf);
+        self.leaves.push(FullLeaf {
+            separator,
+            leaf,
+            summary,
+        });
+    }
+}
+
+impl std::fmt::Debug for TreeBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TreeBuilder")
+            .field("keys", &self.keys)
+            .field("encoded_bytes", &self.encoded_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Groups the nodes of a level under parents, as evenly as possible.
+fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u8]>, Slot)> {
+    let total = level.len();
+    let groups = total.div_ceil(INNER_MAX);
+    let mut children = level.into_iter();
+    let mut parents = Vec::with_capacity(groups);
+    for group in 0..groups {
+        let size = (group + 1) * total / groups - group * total / groups;
+        let mut slots = Vec::with_capacity(size);
+        let mut separators = Separators::default();
+        let mut parent_separator = Box::default();
+        for (separator, slot) in children.by_ref().take(size) {
+            if slots.is_empty() {
+                parent_separator = separator;
+            } else {
+                separators.push(&separator);
+            }
+            slots.push(slot);
+        }
+        let summary = Summary::of_slots(&slots);
+        let node = Node::inner(slots, separators, ledger.epoch);
+        ledger.node_bytes += node.memory_bytes();
+        parents.push((
+            parent_separator,
+            Slot {
+                summary,
+                node: Arc::new(node),
+            },
+        ));
+    }
+    parents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::testing::{KeyValue, key};
+
+    fn message(kv: &KeyValue) -> Bytes {
+        kv.entry().key_value()
+    }
+
+    fn objects(count: usize) -> Vec<KeyValue> {
+        (0..count)
+            .map(|index| KeyValue::new(key(index), 1, vec![b'v'; 300]))
+            .collect()
+    }
+
+    fn filled(objects: &[KeyValue], packing: Packing) -> TreeBuilder {
+        let mut builder = TreeBuilder::new(packing);
+        for object in objects {
+            builder.push(message(object)).unwrap();
+        }
+        builder
+    }
+
+    #[test]
+    fn malformed_key_value_is_refused_and_changes_nothing() {
+        let mut builder = filled(&objects(3), Packing::Never);
+        assert!(builder.push(Bytes::from_static(b"\x0a\x00")).is_err());
+        assert_eq!(builder.len(), 3);
+        assert_eq!(builder.last_key(), Some(&key(2)[..]));
+    }
+
+    #[test]
+    fn memory_is_known_while_it_fills() {
+        for packing in [Packing::Never, Packing::Always] {
+            let builder = filled(&objects(3000), packing);
+            let so_far = builder.memory_bytes();
+            let tree = builder.finish();
+            assert!(so_far <= tree.memory_bytes() && so_far > tree.memory_bytes() * 9 / 10);
+        }
+        let packed = filled(&objects(3000), Packing::Always).memory_bytes();
+        let plain = filled(&objects(3000), Packing::Never).memory_bytes();
+        assert!(packed * 2 < plain, "{packed} and {plain} bytes");
+    }
+
+    #[test]
+    fn message_is_released_once_its_leaf_is_full() {
+        let mut builder = TreeBuilder::new(Packing::Never);
+        let first = message(&objects(1)[0]);
+        builder.push(first.clone()).unwrap();
+        assert!(!first.is_unique());
+        for object in &objects(LEAF_MAX + 1)[1..] {
+            builder.push(message(object)).unwrap();
+        }
+        assert!(first.is_unique());
+    }
+
+    #[test]
+    fn copy_of_a_builder_is_a_tree_of_what_has_arrived() {
+        let (objects, mut builder) = (objects(100), TreeBuilder::new(Packing::Always));
+        for object in &objects {
+            builder.push(message(object)).unwrap();
+            let tree = builder.clone().finish();
+            assert_eq!(tree.len(), builder.len());
+            assert_eq!(tree.summary().encoded_bytes, builder.encoded_bytes());
+        }
+        // Out of order, and again: it is inserted, and of equal keys the last is kept.
+        let changed = KeyValue::new(key(50), 2, "changed");
+        builder.push(message(&changed)).unwrap();
+        let tree = builder.finish();
+        assert_eq!(tree.len(), 100);
+        assert_eq!(tree.get(&key(50)).map(KeyValue::from), Some(changed));
+    }
+}

@@ -1,0 +1,284 @@
+//! Gathering: the small entries of a leaf are moved into blocks.
+
+use std::sync::Arc;
+
+use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
+use super::builder::Arrived;
+use super::entry::{Entry, put_kvs_head};
+use super::ledger::Ledger;
+use super::memory::class_bytes;
+use super::packed::Unpacker;
+use super::stored::StoredEntry;
+
+/// Copies key-values into the blocks of a new leaf, or, if they are large, on their own. Returns the memory of the blocks
+/// beyond the entries' own bytes, too.
+pub(super) fn fill(arrived: &[Arrived], born: u64) -> (Vec<StoredEntry>, u64) {
+    let alone = |arrived: &Arrived| Entry::alone(&arrived.key_value, arrived.value.clone()).into();
+    let mut entries: Vec<Option<StoredEntry>> = vec![None; arrived.len()];
+    let mut small = Vec::with_capacity(arrived.len());
+    for (index, key_value) in arrived.iter().enumerate() {
+        if key_value.encoded_len() < ENTRY_MAX_BYTES {
+            small.push(index);
+        }
+    }
+    let mut beyond = 0;
+    let mut rest = &small[..];
+    while !rest.is_empty() {
+        let lengths = rest.iter().map(|index| arrived[*index].encoded_len());
+        let (taken, length) = fitting(lengths);
+        let (group, others) = rest.split_at(taken);
+        if group.len() > 1 {
+            let mut bytes = Vec::with_capacity(length);
+            for index in group {
+                let key_value = &arrived[*index].key_value;
+                put_kvs_head(key_value.len(), &mut bytes);
+                bytes.extend_from_slice(key_value);
+            }
+            let bytes = bytes.into_boxed_slice();
+            let block = Arc::new(Block { born, bytes });
+            let mut start = 0;
+            for index in group {
+                let end = start + arrived[*index].encoded_len();
+                entries[*index] = Some(Entry::in_block(&block, start, end).into());
+                start = end;
+            }
+            beyond += beyond_bytes(length);
+        }
+        rest = others;
+    }
+    let whole = entries
+        .into_iter()
+        .zip(arrived)
+        .map(|(entry, arrived)| entry.unwrap_or_else(|| alone(arrived)))
+        .collect();
+    (whole, beyond)
+}
+
+/// Number of the first entries, of these lengths in bytes, that share a block, and their length together.
+fn fitting(lengths: impl Iterator<Item = usize>) -> (usize, usize) {
+    let (mut taken, mut length) = (0, 0);
+    for more in lengths {
+        if taken > 0 && length + more > BLOCK_MAX_BYTES {
+            break;
+        }
+        length += more;
+        taken += 1;
+    }
+    (taken, length)
+}
+
+/// Memory of a block of `length` bytes beyond them.
+fn beyond_bytes(length: usize) -> u64 {
+    (class_bytes(length) - length + BLOCK_HEADER_BYTES) as u64
+}
+
+/// Moves the entries that can be moved into new blocks: those of blocks, and small ones that nothing else holds. What is
+/// left of a packed block is decompressed first; a whole one stays. Returns the memory of the blocks beyond the entries'
+/// own bytes.
+pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
+    unpack_rests(entries, ledger);
+    let mut movable: Vec<usize> = (0..entries.len())
+        .filter(|index| entries[*index].plain().is_some_and(Entry::is_movable))
+        .collect();
+    let mut beyond = 0;
+    while let [first, ..] = movable[..] {
+        let (taken, length) = fitting(movable.iter().map(|index| entries[*index].encoded_len()));
+        if taken == 1 {
+            if let Some(entry) = entries[first].plain() {
+                let detached = entry.detached();
+                exchange(&mut entries[first], detached, ledger);
+            }
+        } else {
+            // With its final capacity: nothing is copied twice.
+            let mut bytes = Vec::with_capacity(length);
+            let plain = |index: &usize| entries[*index].plain().map(Entry::encoded);
+            for encoded in movable[..taken].iter().filter_map(plain) {
+                let pieces = encoded.as_slices();
+                pieces
+                    .into_iter()
+                    .for_each(|piece| bytes.extend_from_slice(piece));
+            }
+            let bytes = bytes.into_boxed_slice();
+            let born = ledger.epoch;
+            ledger.gathered_bytes += length as u64;
+            let block = Arc::new(Block { born, bytes });
+            let mut start = 0;
+            for index in &movable[..taken] {
+                let end = start + entries[*index].encoded_len();
+                exchange(&mut entries[*index], Entry::in_block(&block, start, end), ledger);
+                start = end;
+            }
+            beyond += beyond_bytes(length);
+        }
+        movable.drain(..taken);
+    }
+    beyond
+}
+
+/// Decompresses the entries whose packed block has others that are not in the leaf. Those of a damaged block stay: who
+/// reads them is told.
+fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
+    let mut unpacker = Unpacker::default();
+    let mut from = 0;
+    while let Some(rest) = entries.get_mut(from..).filter(|rest| !rest.is_empty()) {
+        let Err((block, _)) = rest[0].parts() else {
+            from += 1;
+            continue;
+        };
+        let block = Arc::clone(block);
+        let of_block =
+            |stored: &&StoredEntry| stored.parts().is_err_and(|(other, _)| Arc::ptr_eq(other, &block));
+        let (all, together) = (
+            rest.iter().filter(of_block).count(),
+            rest.iter().take_while(of_block).count(),
+        );
+        if all < block.len() {
+            for stored in &mut rest[..together] {
+                if let Ok(entry) = unpacker.read(stored) {
+                    let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
+                    exchange(stored, if is_small { entry } else { entry.detached() }, ledger);
+                }
+            }
+        }
+        from += together;
+    }
+}
+
+/// Puts the same entry, from another place, where `stored` is.
+fn exchange(stored: &mut StoredEntry, entry: Entry, ledger: &mut Ledger) {
+    ledger.leave_block(stored);
+    ledger.entry_bytes -= stored.memory_bytes();
+    *stored = entry.into();
+    ledger.entry_bytes += stored.memory_bytes();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::memory::ARC_HEADER_BYTES;
+    use crate::cache::packed::pack;
+    use crate::cache::testing::KeyValue;
+
+    /// Entries `00`, `01` and so on, with values of these sizes.
+    fn entries(sizes: &[usize]) -> Vec<StoredEntry> {
+        let entry = |(index, size): (usize, &usize)| {
+            KeyValue::new(format!("{index:02}"), 1, vec![b'v'; *size])
+                .entry()
+                .into()
+        };
+        sizes.iter().enumerate().map(entry).collect()
+    }
+
+    /// Index of each entry's block, in the order of the blocks.
+    fn blocks_of(entries: &[StoredEntry]) -> Vec<Option<usize>> {
+        let mut seen: Vec<*const Block> = Vec::new();
+        let number = |stored: &StoredEntry| {
+            let block = Arc::as_ptr(stored.plain()?.block()?.0);
+            let known = seen.iter().position(|other| *other == block);
+            Some(known.unwrap_or_else(|| {
+                seen.push(block);
+                seen.len() - 1
+            }))
+        };
+        entries.iter().map(number).collect()
+    }
+
+    /// Returns the memory of the blocks beyond their entries.
+    fn gather_all(entries: &mut [StoredEntry]) -> u64 {
+        let mut ledger = Ledger::of(entries);
+        let beyond = gather(entries, &mut ledger);
+        assert_eq!(ledger.entry_bytes, Ledger::of(entries).entry_bytes);
+        beyond
+    }
+
+    #[test]
+    fn neighbours_follow_one_another_in_one_block() {
+        let mut gathered = entries(&[10, 0, 3000, 200]);
+        let plain: Vec<_> = gathered
+            .iter()
+            .map(|stored| stored.read().unwrap().encoded().contiguous().into_owned())
+            .collect();
+        let mut ledger = Ledger::of(&gathered);
+        let beyond = gather(&mut gathered, &mut ledger);
+        let (block, _) = gathered[0].plain().unwrap().block().unwrap();
+        assert_eq!(
+            &*block.bytes,
+            plain.concat(),
+            "the bytes of a response, without a gap"
+        );
+        for (entry, plain) in gathered.iter().zip(&plain) {
+            assert_eq!(entry.read().unwrap().encoded().contiguous(), &plain[..]);
+            assert_eq!(entry.memory_bytes(), plain.len() as u64);
+        }
+        let length = plain.concat().len();
+        assert_eq!(ledger.gathered_bytes, length as u64);
+        assert!(beyond as usize >= class_bytes(length) - length && beyond < 1 << 10);
+    }
+
+    #[test]
+    fn entries_that_are_large_or_held_elsewhere_stay_where_they_are() {
+        let mut gathered = entries(&[10, ENTRY_MAX_BYTES, 10, 10]);
+        let held = gathered[2].clone();
+        gather_all(&mut gathered);
+        assert_eq!(blocks_of(&gathered), [Some(0), None, None, Some(0)]);
+        drop(held);
+        gather_all(&mut gathered);
+        assert_eq!(blocks_of(&gathered), [Some(0), None, Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn block_is_bounded_and_an_entry_alone_has_none() {
+        let mut gathered = entries(&[3000; 21]);
+        gather_all(&mut gathered);
+        let of = blocks_of(&gathered);
+        assert_eq!((of[9], of[10], of[19], of[20]), (Some(0), Some(1), Some(1), None));
+        for (block, _) in gathered.iter().filter_map(|stored| stored.plain()?.block()) {
+            assert!(block.bytes.len() <= BLOCK_MAX_BYTES);
+        }
+        // What is left of a block when its neighbours are gone leaves it, too.
+        gathered.drain(1..);
+        gather_all(&mut gathered);
+        assert_eq!(blocks_of(&gathered), [None]);
+    }
+
+    #[test]
+    fn rest_of_a_packed_block_is_decompressed_and_a_whole_one_stays() {
+        let plain = entries(&[300; 20]);
+        let mut stored = plain.clone();
+        let (first, second) = stored.split_at_mut(10);
+        pack(first, &Ledger::default());
+        pack(second, &Ledger::default());
+        assert!(stored.iter().all(StoredEntry::is_packed));
+        gather_all(&mut stored);
+        assert!(stored.iter().all(StoredEntry::is_packed));
+        // A rest in the middle of the leaf, as after a removal.
+        stored.remove(3);
+        let mut ledger = Ledger {
+            epoch: 1,
+            ..Ledger::of(&stored)
+        };
+        let left_bytes: u64 = stored[..9].iter().map(StoredEntry::memory_bytes).sum();
+        gather(&mut stored, &mut ledger);
+        assert_eq!(
+            ledger.left_bytes, left_bytes,
+            "what a checkpoint still holds, once"
+        );
+        assert_eq!(
+            blocks_of(&stored),
+            [[Some(0); 9].as_slice(), &[None; 10]].concat()
+        );
+        assert!(stored[9..].iter().all(StoredEntry::is_packed));
+        let left = plain[..3].iter().chain(&plain[4..]);
+        for (stored, plain) in stored.iter().zip(left) {
+            assert_eq!(stored.read(), plain.read());
+        }
+    }
+
+    #[test]
+    fn header_of_a_block_is_counted_as_it_is() {
+        assert_eq!(
+            BLOCK_HEADER_BYTES,
+            class_bytes(ARC_HEADER_BYTES + size_of::<Block>())
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! An entry as a leaf keeps it: plain, or in a packed block.
+//!
+//! Everything but the value is read in the same way from both; a packed value has to be decompressed, which fails if the
+//! memory was damaged.
+
+use std::{fmt, sync::Arc};
+
+use super::entry::{Entry, KeyHead, write_keys_only};
+use super::packed::{CorruptBlock, PackedBlock, Unpacker};
+
+/// A key-value pair of one revision, in a tree. A clone counts a reference.
+#[derive(Clone)]
+pub struct StoredEntry(Place);
+
+#[derive(Clone)]
+enum Place {
+    Plain(Entry),
+    Packed { block: Arc<PackedBlock>, index: u8 },
+}
+
+impl StoredEntry {
+    /// The entry at `index`, which is below 256, of a packed block.
+    pub(super) fn packed(block: &Arc<PackedBlock>, index: usize) -> StoredEntry {
+        StoredEntry(Place::Packed {
+            block: Arc::clone(block),
+            index: u8::try_from(index).unwrap_or(u8::MAX),
+        })
+    }
+
+    /// The entry, unless it is packed.
+    pub(super) fn plain(&self) -> Option<&Entry> {
+        self.parts().ok()
+    }
+
+    /// The entry, or its packed block and its index there.
+    pub(super) fn parts(&self) -> Result<&Entry, (&Arc<PackedBlock>, usize)> {
+        match &self.0 {
+            Place::Plain(entry) => Ok(entry),
+            Place::Packed { block, index } => Err((block, usize::from(*index))),
+        }
+    }
+
+    /// Whether it has to be decompressed to be read.
+    pub fn is_packed(&self) -> bool {
+        self.plain().is_none()
+    }
+
+    /// Whether other entries share its allocation.
+    pub(super) fn is_in_block(&self) -> bool {
+        self.plain().is_none_or(|entry| entry.block().is_some())
+    }
+
+    /// The entry, plain, decompressed if necessary.
+    ///
+    /// # Errors
+    /// The packed block is damaged.
+    pub fn read(&self) -> Result<Entry, CorruptBlock> {
+        Unpacker::default().read(self)
+    }
+
+    /// The entry outside of blocks: what outlives its leaf must not keep a block.
+    ///
+    /// # Errors
+    /// The packed block is damaged.
+    pub(super) fn detached(&self) -> Result<Entry, CorruptBlock> {
+        self.read().map(|entry| entry.detached())
+    }
+
+    /// The key; never empty.
+    pub fn key(&self) -> &[u8] {
+        match self.parts() {
+            Ok(entry) => entry.key(),
+            Err(_) => self.head().key,
+        }
+    }
+
+    /// The fields before the value.
+    pub fn head(&self) -> KeyHead<'_> {
+        KeyHead::of_prelude(self.head_parts().0)
+    }
+
+    /// Revision that wrote this entry.
+    pub fn mod_revision(&self) -> i64 {
+        self.head().mod_revision
+    }
+
+    /// Length of the entry as a field `kvs`, in bytes.
+    pub fn encoded_len(&self) -> usize {
+        match self.parts() {
+            Ok(entry) => entry.encoded_len(),
+            Err((block, index)) => block.range(index).len(),
+        }
+    }
+
+    /// Appends the entry as a field `kvs` to `out` without its value, and without its lease unless `keep_lease`.
+    pub(super) fn encode_keys_only(&self, keep_lease: bool, out: &mut Vec<u8>) {
+        write_keys_only(self.head_parts(), keep_lease, out);
+    }
+
+    /// Memory of this entry in bytes, the allocator's rounding included; of a block, its part of it.
+    pub fn memory_bytes(&self) -> u64 {
+        match self.parts() {
+            Ok(entry) => entry.memory_bytes(),
+            Err((block, index)) => block.share_bytes(index) as u64,
+        }
+    }
+
+    /// The fields before the value, and the encoded field `lease`, or nothing.
+    pub(super) fn head_parts(&self) -> (&[u8], &[u8]) {
+        match self.parts() {
+            Ok(entry) => entry.head_parts(),
+            Err((block, index)) => block.head_parts(index),
+        }
+    }
+}
+
+impl From<Entry> for StoredEntry {
+    fn from(entry: Entry) -> StoredEntry {
+        StoredEntry(Place::Plain(entry))
+    }
+}
+
+impl fmt::Debug for StoredEntry {
+    /// Omits the value: values must not be logged (I10).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let head = self.head();
+        f.debug_struct("StoredEntry")
+            .field("key", &head.key.escape_ascii().to_string())
+            .field("mod_revision", &head.mod_revision)
+            .field("is_packed", &self.is_packed())
+            .finish_non_exhaustive()
+    }
+}
