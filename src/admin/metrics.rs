@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use prometheus_client::metrics::gauge::Gauge;
-
 use crate::proxy::metrics::ProxyMetrics;
 use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Gauge, metric_group};
 use rangecache_edge::limits::{BufferMetrics, OpenConnections};
 use rangecache_edge::tls::TlsMetrics;
 use rangecache_mirror::{FreshnessMetrics, PrefixMetrics};

@@ -9,7 +9,7 @@ use http::header::HeaderName;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use prometheus_client::metrics::gauge::Gauge;
+use rangecache_base::telemetry::metrics::Gauge;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, timeout};

@@ -1,8 +1,6 @@
 //! Metrics of exported spans.
 
-use prometheus_client::metrics::counter::Counter;
-
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Counter, metric_group};
 
 metric_group! {
     /// Spans for a collector. Without one they are not exported.

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 
 use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::{FloatGauge, Latency, gauge, metric_group};
+use rangecache_base::telemetry::metrics::{Counter, FloatGauge, Gauge, Latency, gauge, metric_group};
 use rangecache_base::telemetry::prefixes::{PrefixCounters, PrefixCounts};
 
 /// Causes of loads whose counters begin at zero.

@@ -1,8 +1,6 @@
 //! Metrics of etcd's endpoints.
 
-use prometheus_client::metrics::gauge::Gauge;
-
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Gauge, metric_group};
 
 metric_group! {
     /// State of etcd's endpoints, set when the metrics are scraped.

@@ -124,7 +124,7 @@ mod tests {
 
     use bytes::Bytes;
     use futures_util::stream;
-    use prometheus_client::metrics::gauge::Gauge;
+    use rangecache_base::telemetry::metrics::Gauge;
 
     use super::*;
     use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};

@@ -12,10 +12,7 @@ mod watches;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
-
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Counter, Gauge, metric_group};
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::{Metrics, Telemetry};
 use rangecache_edge::limits::TurnsMetrics;

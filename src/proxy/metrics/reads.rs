@@ -3,9 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
-
-use rangecache_base::telemetry::metrics::{By, Latency, TracedLatency, metric_group};
+use rangecache_base::telemetry::metrics::{By, Counter, Latency, TracedLatency, metric_group};
 use rangecache_base::telemetry::outcome::{Kind, Outcome, Read};
 use rangecache_base::telemetry::trace::TraceId;
 

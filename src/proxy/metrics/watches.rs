@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
-
 use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::{Counted, Latency, gauge, metric_group};
+use rangecache_base::telemetry::metrics::{Counted, Counter, Gauge, Latency, gauge, metric_group};
 use rangecache_edge::limits::BufferKindMetrics;
 
 /// `etcd` with every reason for which it serves a watch.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
+use rangecache_base::telemetry::metrics::Gauge;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 

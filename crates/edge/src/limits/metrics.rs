@@ -1,9 +1,6 @@
 //! Metrics of what is bounded: buffered bytes, turns, shares of clients.
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
-
-use rangecache_base::telemetry::metrics::{Within, gauge, metric_group};
+use rangecache_base::telemetry::metrics::{Counter, Gauge, Within, gauge, metric_group};
 
 /// Every kind of buffered bytes.
 const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];

@@ -1,8 +1,6 @@
 //! Metrics of clients' connections.
 
-use prometheus_client::metrics::counter::Counter;
-
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Counter, metric_group};
 
 metric_group! {
     /// Closed connections of clients.

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 
-use rangecache_base::telemetry::metrics::metric_group;
+use rangecache_base::telemetry::metrics::{Counter, Gauge, metric_group};
 
 metric_group! {
     /// Handshakes with clients, and certificate files. `side` is `clients` or `etcd`.

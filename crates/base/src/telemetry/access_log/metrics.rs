@@ -1,8 +1,6 @@
 //! Metrics of the access log.
 
-use prometheus_client::metrics::counter::Counter;
-
-use crate::telemetry::metrics::metric_group;
+use crate::telemetry::metrics::{Counter, metric_group};
 
 metric_group! {
     /// Lines of the access log. Without one they are not exported.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::telemetry::metrics::Counter;
 use http::HeaderMap;
-use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
 use super::entry::LogEntry;

@@ -6,8 +6,7 @@ use std::array;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
+use super::instruments::{Counter, Gauge};
 
 use super::methods::{CallMethod, Class, METHOD_COUNT};
 use super::{By, Latency, LatencyCounts, MetricGroup, Registrar, metric_group};

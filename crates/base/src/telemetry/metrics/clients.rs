@@ -1,8 +1,7 @@
 //! Metrics of the clients that cost most.
 
+use super::instruments::{Counter, Gauge};
 use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 
 use super::{gauge, metric_group};
 use crate::telemetry::clients::ClientFigures;

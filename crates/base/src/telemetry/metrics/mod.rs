@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `group` | [`metric_group!`]: declarations; [`By`], metrics by labels; [`Counted`] |
+//! | `instruments` | [`Counter`] and [`Gauge`], for all rooms |
 //! | `latency` | [`Latency`]: histograms without locks, and their quantiles |
 //! | `calls`, `methods`, `clients` | calls by method, status and source; clients that cost most |
 //! | `process`, `resources` | the process |
@@ -12,6 +13,7 @@
 mod calls;
 mod clients;
 mod group;
+mod instruments;
 mod latency;
 mod methods;
 mod process;
@@ -28,6 +30,7 @@ pub use crate::metric_group;
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use clients::ClientMetrics;
 pub use group::{By, Counted, Declared, FloatGauge, MetricGroup, Registrar, Within, gauge};
+pub use instruments::{Counter, Gauge};
 pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
 pub use process::ProcessMetrics;

@@ -1,7 +1,6 @@
 //! Metrics of the process: its build, tasks, panics and configured limits.
 
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
+use super::instruments::{Counter, Gauge};
 
 use super::{FloatGauge, metric_group};
 

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::telemetry::metrics::Counter;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanKind, TraceContextExt as _, TraceId, TraceState};
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, ShouldSample as _, SpanData};
-use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 
 use super::context::{TRACEPARENT, extract, is_unsampled, new_trace_id, sampled, trace_id};

@@ -8,7 +8,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
-use prometheus_client::metrics::gauge::Gauge;
+use rangecache_base::telemetry::metrics::Gauge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use prometheus_client::metrics::gauge::Gauge;
+use rangecache_base::telemetry::metrics::Gauge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
