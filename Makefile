@@ -35,8 +35,9 @@ help: ## Show this text
 
 # --- try, test, measure ---------------------------------------------------------------------------------------------
 
-# Always both: cargo would compile the dependencies again for the features that the tour adds to theirs.
-binaries := -p rangecache --bin rangecache -p tour --bin tour
+# Always both: cargo would compile the dependencies again for the features that the tour adds to theirs. CI, which has
+# compiled the tests, names them as well, for the same reason.
+BINARIES ?= -p rangecache --bin rangecache -p tour --bin tour
 
 # The profile that `make run` builds with; CI takes `dev`, whose build serves the suites in Go, too.
 TOUR_PROFILE ?= tour
@@ -46,7 +47,7 @@ TOUR_PROFILE ?= tour
 run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
 	@etcd() { $(if $(ENDPOINTS),true,$(self) tour-etcd); }; \
 	tour() { $(timed) 'build rangecache and the tour' \
-	  $(CARGO) build --locked --profile $(TOUR_PROFILE) $(binaries); }; \
+	  $(CARGO) build --locked --profile $(TOUR_PROFILE) $(BINARIES); }; \
 	if [ "$$(getconf _NPROCESSORS_ONLN)" -ge 4 ]; then \
 	  etcd & tour || { kill $$!; wait; exit 1; }; wait $$!; \
 	else \
@@ -163,31 +164,31 @@ test-other-etcds: $(addprefix $(TOOLS_DIR)/,$(OTHER_ETCDS) etcd-3.7 etcd-3.6 etc
 # Not part of `make test`: Helm and promtool take minutes to build the first time.
 .PHONY: chart-test
 chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard
-	$(CARGO) build --locked $(binaries)
+	$(CARGO) build --locked $(BINARIES)
 	cd tests/chart && $(GO) test -count=1 ./...
 
 # Not part of `make test`: kube-apiserver takes minutes to build the first time.
 .PHONY: test-kube
 test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) rust-present ## Compare two real kube-apiservers on rangecache with the same on etcd, and test the chart on one
-	$(CARGO) build --locked $(binaries)
+	$(CARGO) build --locked $(BINARIES)
 	cd tests/kube && $(GO) test -count=1 -timeout 20m ./...
 
 # Not part of `make test`: etcd's framework takes minutes to build the first time.
 .PHONY: test-etcd
 test-etcd: $(TOOLS_DIR)/etcd-3.7 rust-present go-present ## Run etcd's own tests of watches, and its robustness traffic and validation, through rangecache
-	$(CARGO) build --locked $(binaries)
+	$(CARGO) build --locked $(BINARIES)
 	cd tests/etcd && $(GO) test -count=1 -timeout 10m -v ./...
 
 # Not part of `make test`: Kubernetes' packages take minutes to build the first time.
 .PHONY: test-kubestorage
 test-kubestorage: rust-present go-present ## Run Kubernetes' own tests of its storage with rangecache between their clients and etcd
-	$(CARGO) build --locked $(binaries)
+	$(CARGO) build --locked $(BINARIES)
 	cd tests/kubestorage && $(GO) test -count=1 -timeout 20m -v ./...
 
 # Not part of `make test`: downloads the clients.
 .PHONY: test-clients
 test-clients: $(addprefix $(TOOLS_DIR)/,etcd-3.7 client-coredns client-cilium client-patroni/installed) rust-present ## Run real clients of etcd (CoreDNS, Cilium, Patroni) directly and through rangecache, and compare what they see
-	$(CARGO) build --locked $(binaries)
+	$(CARGO) build --locked $(BINARIES)
 	cd tests/clients && $(GO) test -count=1 -v ./...
 
 .PHONY: bench-kube

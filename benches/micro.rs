@@ -5,6 +5,7 @@
 #![allow(
     missing_docs,
     clippy::unwrap_used,
+    clippy::print_stderr,
     reason = "a benchmark, not part of the product"
 )]
 

@@ -146,7 +146,7 @@ async fn range_responses_equal_etcds(version: Version) {
     range_responses_are_equal(version, Chain::One, "never").await;
 }
 
-/// What requests go through.
+/// Number of rangecaches between the client and etcd.
 #[derive(PartialEq)]
 enum Chain {
     One,

@@ -41,15 +41,15 @@ pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
             );
             let mut blocks = BTreeMap::new();
             let mut in_blocks = 0_u64;
-            for stored in entries.iter().filter(|stored| stored.is_in_block()) {
-                in_blocks += stored.memory_bytes();
+            for stored in entries.iter() {
                 let (address, bytes) = match stored.parts() {
-                    Ok(entry) => entry
-                        .block()
-                        .map(|(block, _)| (Arc::as_ptr(block).addr(), class_bytes(block.bytes.len()))),
-                    Err((packed, _)) => Some((Arc::as_ptr(packed).addr(), packed.memory_bytes())),
-                }
-                .unwrap();
+                    Ok(entry) => match entry.block() {
+                        Some((block, _)) => (Arc::as_ptr(block).addr(), class_bytes(block.bytes.len())),
+                        None => continue,
+                    },
+                    Err((packed, _)) => (Arc::as_ptr(packed).addr(), packed.memory_bytes()),
+                };
+                in_blocks += stored.memory_bytes();
                 blocks.insert(address, bytes);
             }
             assert!(
