@@ -117,7 +117,7 @@ pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<Res
         prefix: Some(Bytes::copy_from_slice(&prefix)),
         answer,
         kept: entries.keep(),
-        trailers_sent: false,
+        has_ended: false,
     }))
 }
 
@@ -127,7 +127,7 @@ pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseB
     ResponseBody::from_source(ChunksBody {
         chunks,
         current: None,
-        trailers_sent: false,
+        has_ended: false,
         kept: entries.keep(),
     })
 }
@@ -150,6 +150,7 @@ pub(super) fn json_body(
         first: Some(first),
         answer,
         kept: entries.keep(),
+        has_ended: false,
     });
     Ok((body, None))
 }
@@ -160,17 +161,24 @@ struct JsonBody {
     first: Option<String>,
     answer: JsonAnswer,
     kept: KeptEntries,
+    /// An error was returned.
+    has_ended: bool,
 }
 
 impl BodySource for JsonBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
         faults::trip(Fault::Body);
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
         let piece = match self.first.take() {
             Some(first) => Ok(Some(first)),
             None => self.answer.next_piece(PIECE_BYTES),
         };
         let piece = piece.map(|piece| piece.map(Bytes::from));
-        Poll::Ready(self.kept.framed(piece))
+        let frame = self.kept.framed(piece);
+        self.has_ended = matches!(frame, Some(Err(_)));
+        Poll::Ready(frame)
     }
 
     fn held_view(&self) -> Option<&HeldView> {
@@ -184,23 +192,25 @@ struct AnswerBody {
     prefix: Option<Bytes>,
     answer: Answer,
     kept: KeptEntries,
-    trailers_sent: bool,
+    /// The trailers were returned, or an error.
+    has_ended: bool,
 }
 
 impl AnswerBody {
     fn next(&mut self) -> Option<FrameResult> {
         faults::trip(Fault::Body);
+        if self.has_ended {
+            return None;
+        }
         if let Some(prefix) = self.prefix.take() {
             return Some(Ok(Frame::data(prefix.into())));
         }
         let piece = self.answer.next_piece(PIECE_BYTES);
         if let Some(frame) = self.kept.framed(piece) {
+            self.has_ended = frame.is_err();
             return Some(frame);
         }
-        if self.trailers_sent {
-            return None;
-        }
-        self.trailers_sent = true;
+        self.has_ended = true;
         Some(Ok(Frame::trailers(ok_trailers())))
     }
 }
@@ -221,7 +231,8 @@ struct ChunksBody {
     chunks: Chunks,
     /// Rest of the chunk whose head was sent already.
     current: Option<Answer>,
-    trailers_sent: bool,
+    /// The trailers were returned, or an error.
+    has_ended: bool,
     kept: KeptEntries,
 }
 
@@ -237,18 +248,19 @@ impl BodySource for ChunksBody {
 
 impl ChunksBody {
     fn next(&mut self) -> Option<FrameResult> {
+        if self.has_ended {
+            return None;
+        }
         if let Some(answer) = &mut self.current {
             let piece = answer.next_piece(PIECE_BYTES);
             if let Some(frame) = self.kept.framed(piece) {
+                self.has_ended = frame.is_err();
                 return Some(frame);
             }
         }
         self.current = None;
         let Some(answer) = self.chunks.next() else {
-            if self.trailers_sent {
-                return None;
-            }
-            self.trailers_sent = true;
+            self.has_ended = true;
             return Some(Ok(Frame::trailers(ok_trailers())));
         };
         let mut head = chunk_head(PREFIX_BYTES, answer.len());
@@ -262,7 +274,9 @@ impl ChunksBody {
             message[..head.len()].copy_from_slice(&head);
             Some(Bytes::from(message))
         });
-        self.kept.framed(message)
+        let frame = self.kept.framed(message);
+        self.has_ended = matches!(frame, Some(Err(_)));
+        frame
     }
 }
 
@@ -396,6 +410,7 @@ mod tests {
             for mut body in bodies {
                 let mut last = None;
                 while let Some(frame) = body.frame().await {
+                    assert!(last != Some(false), "nothing follows the error");
                     let is_sent = frame.is_ok();
                     if let Some(trailers) = frame.ok().and_then(|frame| frame.into_trailers().ok()) {
                         assert_ne!(trailers, ok_trailers(), "the response is not whole");
