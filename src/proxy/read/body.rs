@@ -6,7 +6,6 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 
-use super::serve::Unservable;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_store::cache::{Answer, Chunks, CorruptBlock, JsonAnswer, Rope, chunk_head};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
@@ -40,12 +39,6 @@ pub(in crate::proxy) enum EntrySource<'a> {
 /// A packed value of the response is damaged. The mirror was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::proxy) struct Damaged;
-
-impl From<Damaged> for Unservable {
-    fn from(_: Damaged) -> Unservable {
-        Unservable::Damaged
-    }
-}
 
 type FrameResult = Result<Frame<Rope>, BoxError>;
 

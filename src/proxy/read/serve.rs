@@ -7,7 +7,7 @@ use tracing::Instrument;
 
 use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
-use super::body::EntrySource;
+use super::body::{Damaged, EntrySource};
 use super::decide::decide;
 use super::shadow;
 use super::stale::StaleRead;
@@ -87,6 +87,12 @@ pub(in crate::proxy) enum Unservable {
     TooLong(u64),
     /// A packed value is damaged; the mirror was told.
     Damaged,
+}
+
+impl From<Damaged> for Unservable {
+    fn from(_: Damaged) -> Unservable {
+        Unservable::Damaged
+    }
 }
 
 /// Serves a read in the format `W`. `call` counts its bytes.

@@ -5,10 +5,10 @@ use std::ops::ControlFlow;
 use super::{
     entry::Entry,
     node::Summary,
-    packed::{CorruptBlock, Unpacker},
+    packed::CorruptBlock,
     rope::{COPY_BELOW_BYTES, Rope},
     select::{Entries, Selection, Values},
-    stored::StoredEntry,
+    stored::{StoredEntry, Unpacker},
 };
 use etcd_wire::protobuf::{put_varint, to_usize, varint_len};
 

@@ -1,19 +1,21 @@
 //! Construction of a tree from key-values in key order, while they arrive: leaves are full and built once, and small
 //! entries are copied once, from the message that brought them into their block.
 
-use std::{ops::Range, sync::Arc};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::{
-    entry::{self, Entry, KeyHead, MalformedKeyValue},
+    arrived::Arrived,
+    entry::{Entry, MalformedKeyValue},
     gather::fill,
     leaf::{LEAF_MAX, LEAF_MIN, Leaf},
     ledger::Ledger,
     node::{INNER_MAX, Node, Slot, Summary},
+    pack::Packing,
     separator::{Separators, separator_between},
     stored::StoredEntry,
-    tree::{Packing, Tree},
+    tree::Tree,
 };
 
 /// A tree that is being loaded. A clone costs a reference for each key.
@@ -38,25 +40,6 @@ struct FullLeaf {
     summary: Summary,
 }
 
-/// The body of a KeyValue message that was checked.
-#[derive(Clone)]
-pub(super) struct Arrived {
-    pub(super) key_value: Bytes,
-    /// Where its value is; empty without one.
-    pub(super) value: Range<usize>,
-}
-
-impl Arrived {
-    /// Length of the field `kvs` with it, in bytes.
-    pub(super) fn encoded_len(&self) -> usize {
-        entry::field_len(self.key_value.len())
-    }
-
-    fn key(&self) -> &[u8] {
-        KeyHead::key_of(&self.key_value)
-    }
-}
-
 impl TreeBuilder {
     /// A builder without keys.
     pub fn new(packing: Packing) -> TreeBuilder {
@@ -72,13 +55,11 @@ impl TreeBuilder {
     /// # Errors
     /// The message is not a KeyValue in etcd's canonical encoding.
     pub fn push(&mut self, key_value: Bytes) -> Result<(), MalformedKeyValue> {
-        let value = entry::check(&key_value)?;
-        let arrived = Arrived { key_value, value };
+        let arrived = Arrived::checked(key_value)?;
         self.keys += 1;
         self.encoded_bytes += arrived.encoded_len() as u64;
         if !self.out_of_order.is_empty() || self.last_key().is_some_and(|last| last >= arrived.key()) {
-            self.out_of_order
-                .push(Entry::alone(&arrived.key_value, arrived.value));
+            self.out_of_order.push(arrived.alone());
             return Ok(());
         }
         if self.filling.len() == LEAF_MAX {
@@ -184,7 +165,7 @@ impl TreeBuilder {
         let (entries, block_waste_bytes) = fill(&self.filling, self.ledger.epoch);
         self.filling.clear();
         let mut leaf = Leaf::loaded(entries, block_waste_bytes);
-        let is_packed = self.packing == Packing::Always && leaf.pack(&self.ledger);
+        let is_packed = self.packing == Packing::Always && leaf.pack(self.ledger.epoch);
         self.ledger.entry_bytes += leaf.iter().map(StoredEntry::memory_bytes).sum::<u64>();
         if is_packed {
             // What stayed plain leaves the blocks that it shared with what was packed.
@@ -207,6 +188,24 @@ impl std::fmt::Debug for TreeBuilder {
             .field("keys", &self.keys)
             .field("encoded_bytes", &self.encoded_bytes)
             .finish_non_exhaustive()
+    }
+}
+
+impl Tree {
+    /// Builds a tree with full leaves from entries in key order. From the first entry out of order on, entries are
+    /// inserted one by one. Of equal keys the last one is kept.
+    pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
+        Tree::load(entries, Packing::Never)
+    }
+
+    /// As [`Tree::from_sorted`], and packs the leaves if `packing` says so.
+    pub fn load(entries: impl IntoIterator<Item = Entry>, packing: Packing) -> Tree {
+        let mut builder = TreeBuilder::new(packing);
+        for entry in entries {
+            // An entry is a KeyValue that was checked.
+            let _ = builder.push(entry.key_value());
+        }
+        builder.finish()
     }
 }
 

@@ -6,14 +6,12 @@ use bytes::Bytes;
 
 use super::block::{self, Block, ENTRY_MAX_BYTES};
 use super::memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within};
-use super::stored::StoredEntry;
 use etcd_wire::protobuf::{
     LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint, varint_len,
 };
 
 /// The tag of the field `kvs` (2, length-delimited) of a RangeResponse.
 const KVS_TAG: u8 = 0x12;
-const CACHE_LINE_BYTES: usize = 64;
 const KEY_TAG: u8 = 0x0a;
 const VALUE_TAG: u8 = 0x2a;
 const LEASE_TAG: u8 = 0x30;
@@ -285,7 +283,8 @@ impl Entry {
         }
     }
 
-    fn head(&self) -> &[u8] {
+    /// The bytes from the start on, in one piece: the first half of an entry that was cut, otherwise all.
+    pub(super) fn head(&self) -> &[u8] {
         match &self.0 {
             Stored::Whole(bytes) => bytes,
             Stored::Split(halves) => &halves.head,
@@ -462,28 +461,6 @@ impl fmt::Debug for Pieces<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.len())
     }
-}
-
-/// Prefetches entries into the CPU's cache: reads a byte of each, or, of entries shorter than `whole_below_bytes`, a
-/// byte of each cache line. The reads are independent, so that the cache misses overlap; in the work that follows they
-/// would not. Blocks are sent without being read, and packed ones are read as a whole.
-pub(super) fn touch(entries: &[StoredEntry], whole_below_bytes: usize) {
-    let mut touched = 0;
-    for entry in entries.iter().filter_map(StoredEntry::plain) {
-        if entry.block().is_some() {
-            continue;
-        }
-        let head = entry.head();
-        let upto = if head.len() < whole_below_bytes {
-            head.len()
-        } else {
-            1
-        };
-        for line in (0..upto).step_by(CACHE_LINE_BYTES) {
-            touched ^= head[line];
-        }
-    }
-    std::hint::black_box(touched);
 }
 
 /// Appends a field `kvs` without value to `out`, of the fields before it, and of the lease if that is kept.

@@ -2,18 +2,16 @@
 
 use std::sync::Arc;
 
+use super::arrived::Arrived;
 use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
-use super::builder::Arrived;
 use super::entry::{Entry, put_kvs_head};
 use super::ledger::Ledger;
 use super::memory::class_bytes;
-use super::packed::Unpacker;
-use super::stored::StoredEntry;
+use super::stored::{StoredEntry, Unpacker};
 
 /// Copies key-values into the blocks of a new leaf, or, if they are large, on their own. Returns the memory of the blocks
 /// beyond the entries' own bytes, too.
 pub(super) fn fill(arrived: &[Arrived], born: u64) -> (Vec<StoredEntry>, u64) {
-    let alone = |arrived: &Arrived| Entry::alone(&arrived.key_value, arrived.value.clone()).into();
     let mut entries: Vec<Option<StoredEntry>> = vec![None; arrived.len()];
     let mut small = Vec::with_capacity(arrived.len());
     for (index, key_value) in arrived.iter().enumerate() {
@@ -49,7 +47,7 @@ pub(super) fn fill(arrived: &[Arrived], born: u64) -> (Vec<StoredEntry>, u64) {
     let whole = entries
         .into_iter()
         .zip(arrived)
-        .map(|(entry, arrived)| entry.unwrap_or_else(|| alone(arrived)))
+        .map(|(entry, arrived)| entry.unwrap_or_else(|| arrived.alone().into()))
         .collect();
     (whole, beyond)
 }
@@ -156,7 +154,7 @@ fn exchange(stored: &mut StoredEntry, entry: Entry, ledger: &mut Ledger) {
 mod tests {
     use super::*;
     use crate::cache::memory::ARC_HEADER_BYTES;
-    use crate::cache::packed::pack;
+    use crate::cache::pack::pack;
     use crate::cache::testing::KeyValue;
 
     /// Entries `00`, `01` and so on, with values of these sizes.
@@ -246,8 +244,8 @@ mod tests {
         let plain = entries(&[300; 20]);
         let mut stored = plain.clone();
         let (first, second) = stored.split_at_mut(10);
-        pack(first, &Ledger::default());
-        pack(second, &Ledger::default());
+        pack(first, 0);
+        pack(second, 0);
         assert!(stored.iter().all(StoredEntry::is_packed));
         gather_all(&mut stored);
         assert!(stored.iter().all(StoredEntry::is_packed));

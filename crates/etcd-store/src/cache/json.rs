@@ -8,8 +8,9 @@ use base64::engine::general_purpose::STANDARD;
 use super::{
     answer::{AnswerStep, ResponseHeader},
     entry::Entry,
-    packed::{CorruptBlock, Unpacker},
+    packed::CorruptBlock,
     select::{Selection, Values},
+    stored::Unpacker,
 };
 
 /// A RangeResponse that is not encoded yet: it holds a snapshot, not text (I5).

@@ -6,7 +6,7 @@
 use std::ops::Deref;
 
 use super::{
-    block::BLOCK_MAX_ENTRIES, gather::gather, ledger::Ledger, memory::class_bytes, packed::pack,
+    block::BLOCK_MAX_ENTRIES, gather::gather, ledger::Ledger, memory::class_bytes, pack::pack,
     separator::separator_between, stored::StoredEntry,
 };
 
@@ -65,8 +65,8 @@ impl Leaf {
     }
 
     /// Packs neighbours together wherever that saves enough; returns whether it did. The caller counts the memory.
-    pub(super) fn pack(&mut self, ledger: &Ledger) -> bool {
-        pack(&mut self.entries, ledger)
+    pub(super) fn pack(&mut self, born: u64) -> bool {
+        pack(&mut self.entries, born)
     }
 
     /// Gathers the entries that can be moved in blocks of this leaf's own.

@@ -9,9 +9,10 @@
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
 //! | `stored` | an entry as a leaf keeps it: plain, or in a packed block |
 //! | `block`, `gather` | small entries of a leaf in one allocation |
-//! | `packed` | entries of a leaf, compressed together |
+//! | `pack`, `packed` | entries of a leaf, compressed together |
 //! | `ledger` | memory of a tree, as modifications count it |
-//! | `tree`, `node`, `leaf`, `separator`, `builder` | the persistent B+tree in key order, with counts and sizes |
+//! | `tree`, `node`, `leaf`, `separator` | the persistent B+tree in key order, with counts and sizes |
+//! | `builder`, `arrived` | a tree that is being loaded |
 //! | `event_log` | the events of the window, found by revision |
 //! | `missed` | keys of events that the log has dropped before its follower took them |
 //! | `history` | the current tree, and the state at any revision of the window |
@@ -35,6 +36,7 @@
 )]
 
 mod answer;
+mod arrived;
 mod block;
 mod builder;
 mod chunks;
@@ -52,6 +54,7 @@ mod ledger;
 mod memory;
 mod missed;
 mod node;
+mod pack;
 mod packed;
 mod query;
 mod rope;
@@ -73,6 +76,7 @@ pub use interval_tree::IntervalTree;
 pub use json::{JsonAnswer, JsonFields};
 pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
+pub use pack::Packing;
 pub use packed::CorruptBlock;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
@@ -80,4 +84,4 @@ pub use query::{
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
 pub use stored::StoredEntry;
-pub use tree::{Packing, Tree};
+pub use tree::Tree;

@@ -11,12 +11,12 @@ use std::{
 };
 
 use super::{
-    entry::{field_len, touch},
+    entry::field_len,
     leaf::{LEAF_MIN, Leaf, RightHalf},
     ledger::Ledger,
     memory::{ARC_HEADER_BYTES, class_bytes},
     separator::Separators,
-    stored::StoredEntry,
+    stored::{StoredEntry, touch},
 };
 
 /// Largest number of children of an inner node. Chosen by measurement (`benches/micro.rs`).

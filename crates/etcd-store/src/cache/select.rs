@@ -3,10 +3,10 @@
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use super::{
-    entry::{Entry, KeyHead, Pieces, touch},
-    packed::{CorruptBlock, Unpacker},
+    entry::{Entry, KeyHead, Pieces},
+    packed::CorruptBlock,
     query::{Dialect, RangeQuery, SortOrder, SortTarget},
-    stored::StoredEntry,
+    stored::{StoredEntry, Unpacker, touch},
     tree::Tree,
 };
 use crate::keyspace::Interval;

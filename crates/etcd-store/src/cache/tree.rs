@@ -7,7 +7,6 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use super::{
-    builder::TreeBuilder,
     entry::Entry,
     leaf::Leaf,
     ledger::Ledger,
@@ -16,16 +15,6 @@ use super::{
     stored::StoredEntry,
 };
 use etcd_wire::protobuf::to_usize;
-
-/// Whether the values of a loaded tree are packed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Packing {
-    /// All are plain.
-    #[default]
-    Never,
-    /// Each leaf is packed wherever that saves enough. What is written later is plain.
-    Always,
-}
 
 /// Entries in key order. Cloning it is O(1).
 #[derive(Clone, Default)]
@@ -39,22 +28,6 @@ impl Tree {
     /// An empty tree.
     pub fn new() -> Tree {
         Tree::default()
-    }
-
-    /// Builds a tree with full leaves from entries in key order. From the first entry out of order on, entries are
-    /// inserted one by one. Of equal keys the last one is kept.
-    pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
-        Tree::load(entries, Packing::Never)
-    }
-
-    /// As [`Tree::from_sorted`], and packs the leaves if `packing` says so.
-    pub fn load(entries: impl IntoIterator<Item = Entry>, packing: Packing) -> Tree {
-        let mut builder = TreeBuilder::new(packing);
-        for entry in entries {
-            // An entry is a KeyValue that was checked.
-            let _ = builder.push(entry.key_value());
-        }
-        builder.finish()
     }
 
     /// A tree with these nodes, whose memory the ledger has.

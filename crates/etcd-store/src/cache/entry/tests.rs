@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::cache::Summary;
 use crate::cache::testing::{KeyValue, key_value};
+use crate::cache::{StoredEntry, Summary};
 
 proptest! {
     #[test]

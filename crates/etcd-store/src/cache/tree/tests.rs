@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::model::{Model, check, check_node};
 use super::*;
 use crate::cache::{
+    Packing,
     leaf::LEAF_MAX,
     testing::{KeyValue, key, packing},
 };
