@@ -86,9 +86,7 @@ impl HeldViews {
     }
 
     pub(super) fn report_damage(&self) {
-        tracing::error!(
-            "a packed value in memory is damaged: loading its mirror again; memory of this machine may be faulty"
-        );
+        tracing::error!("a packed value in memory is damaged; loading its mirror again");
         self.damage.notify_one();
     }
 
