@@ -36,8 +36,8 @@ pub struct MirrorConfig {
 
     /// Whether values are compressed in memory: `never`, or `always` as they are loaded. What is written later is not
     ///
-    /// When to change it: memory is scarcer than CPU: objects of Kubernetes take a third or less, and a list of them costs a
-    /// few microseconds for each 16 KB more (docs/operations.md#deploy)
+    /// When to change it: memory is scarcer than CPU: objects that are text or protobuf take half of it or less, and each
+    /// 16 KB that are read take some microseconds more (docs/operations.md#deploy)
     #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Never)]
     pub cache_pack: CachePack,
 
