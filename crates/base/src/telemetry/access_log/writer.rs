@@ -215,3 +215,172 @@ async fn report(metrics: &LineMetrics, error: &Mutex<Option<String>>) {
         (dropped, failed, reported) = (now_dropped, now_failed, Some(Instant::now()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+    use std::time::SystemTime;
+
+    use tokio::task::JoinHandle;
+
+    use super::super::entry::Phases;
+    use super::*;
+    use crate::telemetry::clients::ClientName;
+
+    /// A log whose lines go to one file, and the task that writes them.
+    struct Running {
+        log: AccessLog,
+        look: watch::Sender<()>,
+        stop: CancellationToken,
+        metrics: Arc<LineMetrics>,
+        writing: JoinHandle<()>,
+    }
+
+    impl Running {
+        fn start(path: &Path) -> Running {
+            let metrics = Metrics::new();
+            let destination = Destination::File(path.to_owned());
+            let (writer, log) = AccessLogWriter::open(destination, 1.0, false, &metrics).unwrap();
+            let (look, looking) = watch::channel(());
+            let stop = CancellationToken::new();
+            let writing = tokio::spawn(writer.run(looking, stop.clone()));
+            Running {
+                log,
+                look,
+                stop,
+                metrics: metrics.group(),
+                writing,
+            }
+        }
+
+        fn lines(&self, result: &'static str) -> u64 {
+            self.metrics.lines.of(result).get()
+        }
+
+        /// Queues an entry and waits until it is written, or until that has failed.
+        async fn end_of(&self, method: &str) {
+            let ended = self.lines("written") + self.lines("failed");
+            self.log.queue(entry(method));
+            let counted = async {
+                while self.lines("written") + self.lines("failed") == ended {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let counted = tokio::time::timeout(Duration::from_secs(20), counted).await;
+            counted.expect("the line is counted");
+        }
+
+        async fn stop(self) {
+            self.stop.cancel();
+            self.writing.await.unwrap();
+        }
+    }
+
+    fn entry(method: &str) -> LogEntry {
+        LogEntry {
+            arrived_at: SystemTime::UNIX_EPOCH,
+            client: ClientName::of_user("alice"),
+            user: None,
+            method: method.to_owned(),
+            range: None,
+            header_revision: 0,
+            outcome: None,
+            code: None,
+            http_status: None,
+            bytes: 0,
+            events: None,
+            phases: Phases::default(),
+            trace_id: None,
+        }
+    }
+
+    /// Methods of the calls whose lines are in the file at `path`.
+    fn methods(path: &Path) -> Vec<String> {
+        let text = std::fs::read_to_string(path).unwrap();
+        let method = |line: &str| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            line["method"].as_str().unwrap().to_owned()
+        };
+        text.lines().map(method).collect()
+    }
+
+    #[tokio::test]
+    async fn entries_that_are_queued_at_the_stop_are_appended_in_their_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.log");
+        for part in ["a", "b"] {
+            let running = Running::start(&path);
+            for number in 0..BATCH_ENTRIES {
+                running.log.queue(entry(&format!("{part}{number}")));
+            }
+            running.stop.cancel();
+            running.log.queue(entry(&format!("{part} last")));
+            running.stop().await;
+        }
+        let of_part = |part: &str| {
+            let numbers = (0..BATCH_ENTRIES).map(|number| format!("{part}{number}"));
+            numbers.chain([format!("{part} last")]).collect::<Vec<_>>()
+        };
+        assert_eq!(methods(&path), [of_part("a"), of_part("b")].concat());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "lines show keys of users");
+    }
+
+    #[tokio::test]
+    async fn lines_go_to_a_new_file_once_the_renamed_one_is_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, renamed) = (folder.path().join("access.log"), folder.path().join("old.log"));
+        let running = Running::start(&path);
+        running.end_of("first").await;
+        std::fs::rename(&path, &renamed).unwrap();
+        running.end_of("second").await;
+        running.look.send_replace(());
+        running.end_of("third").await;
+        running.stop().await;
+        assert_eq!(methods(&renamed), ["first", "second"]);
+        assert_eq!(methods(&path), ["third"]);
+    }
+
+    #[tokio::test]
+    async fn lines_go_to_the_open_file_if_it_cannot_be_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, renamed) = (folder.path().join("access.log"), folder.path().join("old.log"));
+        let running = Running::start(&path);
+        std::fs::rename(&path, &renamed).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        running.look.send_replace(());
+        running.end_of("first").await;
+        assert_eq!((running.lines("written"), running.lines("failed")), (1, 0));
+        running.stop().await;
+        assert_eq!(methods(&renamed), ["first"]);
+    }
+
+    #[tokio::test]
+    async fn lines_that_the_disk_refuses_are_counted_and_the_next_ones_are_tried() {
+        let running = Running::start(Path::new("/dev/full"));
+        running.end_of("first").await;
+        running.end_of("second").await;
+        assert_eq!((running.lines("written"), running.lines("failed")), (0, 2));
+        running.stop().await;
+    }
+
+    #[tokio::test]
+    async fn writer_ends_with_the_last_handle_of_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access.log");
+        let Running { log, writing, .. } = Running::start(&path);
+        log.queue(entry("only"));
+        drop(log);
+        writing.await.unwrap();
+        assert_eq!(methods(&path), ["only"]);
+    }
+
+    #[test]
+    fn file_that_cannot_be_appended_to_is_refused_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let destination = Destination::File(folder.path().join("missing").join("access.log"));
+        let opened = AccessLogWriter::open(destination, 1.0, false, &Metrics::new());
+        assert_eq!(opened.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -395,3 +395,179 @@ fn now_seconds() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.unwrap_or_default().as_secs()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::CodeCounts;
+    use crate::telemetry::outcome::{Failure, Read, Reason};
+
+    const SOURCES: [Source; 5] = [
+        Source::Memory,
+        Source::Etcd,
+        Source::Failed,
+        Source::Refused,
+        Source::Nothing,
+    ];
+
+    fn client(of_all: &Arc<CallMetrics>) -> Arc<ClientStats> {
+        ClientStats::new(1, ClientName::of_user("alice"), Arc::clone(of_all))
+    }
+
+    /// Code and source by which a measured Range is counted that ends after `act`.
+    fn counted(act: impl FnOnce(&mut ClientCall)) -> (&'static str, Source) {
+        let of_all = Arc::default();
+        let mut call = client(&of_all).begin_call();
+        call.measure(
+            Some(CallMethod::of_path("/etcdserverpb.KV/Range")),
+            Instant::now(),
+        );
+        act(&mut call);
+        assert_eq!(of_all.by_code(), [], "counted before its end");
+        drop(call);
+        let by_code = of_all.by_code();
+        let [counts] = by_code.as_slice() else {
+            panic!("not one code: {by_code:?}");
+        };
+        assert_eq!(counts.total(), 1);
+        let source = SOURCES.into_iter().find(|source| counts.of(*source) == 1);
+        (counts.code, source.unwrap())
+    }
+
+    #[test]
+    fn call_is_counted_by_its_last_code_and_source() {
+        let ended = counted(|call| {
+            call.record_code(Code::OK);
+            call.set_source(Source::Memory);
+            call.record_code(Code::RESOURCE_EXHAUSTED);
+            call.set_source(Source::Etcd);
+        });
+        assert_eq!(ended, ("ResourceExhausted", Source::Etcd));
+    }
+
+    #[test]
+    fn call_without_a_response_is_cancelled_and_one_with_a_code_alone_is_refused() {
+        assert_eq!(counted(|_| {}), ("Canceled", Source::Nothing));
+        assert_eq!(
+            counted(|call| call.record_code(Code::RESOURCE_EXHAUSTED)),
+            ("ResourceExhausted", Source::Refused)
+        );
+        assert_eq!(
+            counted(|call| call.set_source(Source::Etcd)),
+            ("Canceled", Source::Etcd),
+            "the client left during the response"
+        );
+    }
+
+    #[test]
+    fn end_without_a_status_is_unknown_unless_a_code_was_sent() {
+        let unknown = counted(|call| {
+            call.record_from_etcd();
+            call.record_no_code();
+        });
+        assert_eq!(unknown, ("Unknown", Source::Etcd));
+        let known = counted(|call| {
+            call.record_from_etcd();
+            call.record_code(Code::OK);
+            call.record_no_code();
+        });
+        assert_eq!(known, ("OK", Source::Etcd));
+    }
+
+    #[test]
+    fn read_is_counted_by_what_answered_it() {
+        let figures_after = |outcome, is_list| {
+            let client = client(&Arc::default());
+            client.begin_call().record_read(outcome, is_list);
+            let figures = client.figures();
+            (
+                figures.lists,
+                figures.from_memory,
+                figures.from_etcd,
+                figures.refused,
+            )
+        };
+        assert_eq!(figures_after(Outcome::Hit(Read::Pinned), true), (1, 1, 0, 0));
+        assert_eq!(figures_after(Outcome::Paged(Reason::Loading), true), (1, 0, 1, 0));
+        assert_eq!(
+            figures_after(Outcome::Shed(Reason::TooManyWaiting), false),
+            (0, 0, 0, 1)
+        );
+        let failed = Outcome::Failed(Failure::NoEndpoint);
+        assert_eq!(
+            figures_after(failed, false),
+            (0, 0, 0, 0),
+            "neither memory nor etcd answered"
+        );
+        assert_eq!(
+            counted(|call| call.record_read(failed, false)),
+            ("Canceled", Source::Failed)
+        );
+    }
+
+    #[test]
+    fn call_is_measured_once_and_one_that_is_not_grpc_has_no_code() {
+        let of_all = Arc::<CallMetrics>::default();
+        let client = client(&of_all);
+        let watch = Some(CallMethod::of_path("/etcdserverpb.Watch/Watch"));
+        let mut call = client.begin_call();
+        call.measure(watch, Instant::now());
+        call.measure(watch, Instant::now());
+        assert_eq!(of_all.open_watches(), 1);
+        drop(call);
+        assert_eq!(of_all.open_watches(), 0);
+        let before = of_all.by_code();
+        let mut json = client.begin_call();
+        json.measure(None, Instant::now());
+        json.record_code(Code::OK);
+        drop(json);
+        drop(client.begin_call());
+        assert_eq!(of_all.by_code(), before);
+        let counted: u64 = before.iter().map(CodeCounts::total).sum();
+        assert_eq!((counted, client.figures().calls), (1, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rates_are_those_between_the_last_two_samples() {
+        let client = client(&Arc::default());
+        let start = Instant::now();
+        client.record_received(1000);
+        client.begin_call().record_from_etcd();
+        client.sample(start);
+        assert_eq!(client.figures().rates, ClientRates::default(), "one sample only");
+        for _ in 0..4 {
+            client.begin_call().record_from_etcd();
+        }
+        client.begin_call().record_sent(20);
+        client.record_received(40);
+        client.sample(start + Duration::from_secs(2));
+        let rates = ClientRates {
+            calls: 2.5,
+            from_etcd: 2.0,
+            bytes: 30.0,
+        };
+        assert_eq!(client.figures().rates, rates);
+        client.sample(start + Duration::from_secs(2));
+        assert_eq!(client.figures().rates, rates, "no time has passed");
+        client.sample(start + Duration::from_secs(3));
+        assert_eq!(client.figures().rates, ClientRates::default());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sums_of_a_client_that_left_are_no_rate_of_the_others() {
+        let of_all = Arc::default();
+        let (others, left) = (client(&of_all), client(&of_all));
+        let start = Instant::now();
+        others.sample(start);
+        left.begin_call().record_from_etcd();
+        left.record_received(1 << 20);
+        others.add_sums_of(&left);
+        others.sample(start + Duration::from_secs(1));
+        let figures = others.figures();
+        assert_eq!(
+            (figures.calls, figures.from_etcd, figures.received_bytes),
+            (1, 1, 1 << 20)
+        );
+        assert_eq!(figures.rates, ClientRates::default());
+    }
+}

@@ -452,3 +452,138 @@ macro_rules! metric_group {
     (@forget $self:ident.$field:ident, $outer:ident) => { $self.$field.forget($outer.to_owned()) };
     (@forget $self:ident.$field:ident, $outer:ident, $label:ident) => {};
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Metrics;
+    use crate::telemetry::exposition::Format;
+    use crate::telemetry::metrics::metric_group;
+
+    metric_group! {
+        /// Metrics of pages.
+        struct PageMetrics {
+            /// Open pages, in
+            /// `pages`
+            ///
+            /// A page is open until it is closed
+            open: Gauge = "pages";
+            /// Closed pages by `reason`
+            closed[reason]: Counter = "pages_closed_total", from_zero = ["read", "forgotten"];
+            /// Bytes of pages
+            sent: Counter = "pages_sent_bytes_total";
+            /// Age of the oldest page
+            age: FloatGauge = "pages_age_seconds";
+            /// Not exported.
+            unnamed: Counter;
+        }
+    }
+
+    metric_group! {
+        /// Metrics of all sites.
+        struct AllSites by site;
+        /// Metrics of one site.
+        struct SiteMetrics {
+            /// Readers of a site
+            readers: Gauge = "site_readers";
+            /// Visits of a site
+            visits: Counter = "site_visits_total";
+            /// Errors of a site by `kind`
+            errors[kind]: Counter = "site_errors_total", from_zero = ["lost"];
+        }
+    }
+
+    /// Samples on `/metrics` whose lines begin with `prefix`, in their order.
+    fn samples(metrics: &Metrics, prefix: &str) -> Vec<String> {
+        let text = metrics.encode(Format::Text);
+        let mut lines: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with(prefix))
+            .map(str::to_owned)
+            .collect();
+        lines.sort();
+        lines
+    }
+
+    #[test]
+    fn metrics_are_exported_under_their_declared_names_with_the_first_paragraph_as_help() {
+        let metrics = Metrics::new();
+        let pages = metrics.group::<PageMetrics>();
+        pages.open.set(1);
+        pages.closed.of("read").inc_by(2);
+        pages.sent.inc_by(3);
+        pages.age.set(0.5);
+        pages.unnamed.inc();
+        assert_eq!(
+            samples(&metrics, "pages"),
+            [
+                "pages 1",
+                "pages_age_seconds 0.5",
+                "pages_closed_total{reason=\"forgotten\"} 0",
+                "pages_closed_total{reason=\"read\"} 2",
+                "pages_sent_bytes_total 3",
+            ]
+        );
+        assert_eq!(
+            samples(&metrics, "# HELP pages "),
+            ["# HELP pages Open pages, in pages."]
+        );
+    }
+
+    #[test]
+    fn group_is_registered_once_however_often_it_is_used() {
+        let metrics = Metrics::new();
+        metrics.group::<PageMetrics>().open.inc();
+        metrics.group::<PageMetrics>().open.inc();
+        assert_eq!(samples(&metrics, "pages "), ["pages 2"]);
+    }
+
+    #[test]
+    fn series_with_the_same_values_are_one_whether_the_values_are_borrowed_or_owned() {
+        let metrics = Metrics::new();
+        let closed = metrics.group::<PageMetrics>().closed.clone();
+        let kept = closed.handle(String::from("lost"));
+        closed.of("lost").inc();
+        kept.inc();
+        assert_eq!(closed.get("lost").map(|lost| lost.get()), Some(2));
+        assert!(
+            closed.get("other").is_none(),
+            "a series that is only looked for is not created"
+        );
+    }
+
+    #[test]
+    fn forgotten_site_keeps_its_counters_but_not_its_gauges() {
+        let metrics = Metrics::new();
+        let sites = metrics.group::<AllSites>();
+        let [near, far] = ["near", "far"].map(|site| sites.of(site));
+        near.readers.set(1);
+        far.readers.set(2);
+        near.visits.inc();
+        near.errors.of("lost").inc();
+        sites.forget("near");
+        assert_eq!(
+            samples(&metrics, "site_"),
+            [
+                "site_errors_total{site=\"far\",kind=\"lost\"} 0",
+                "site_errors_total{site=\"near\",kind=\"lost\"} 1",
+                "site_readers{site=\"far\"} 2",
+                "site_visits_total{site=\"far\"} 0",
+                "site_visits_total{site=\"near\"} 1",
+            ]
+        );
+        sites.clear();
+        assert_eq!(samples(&metrics, "site_"), [""; 0]);
+    }
+
+    #[test]
+    fn gauge_counts_each_holder_until_it_is_dropped() {
+        let open = Gauge::default();
+        let (first, second) = (Counted::on(&open), Counted::on(&open));
+        assert_eq!(open.get(), 2);
+        drop(first);
+        assert_eq!(open.get(), 1);
+        drop(second);
+        assert_eq!(open.get(), 0);
+    }
+}
