@@ -458,3 +458,137 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use bytes::Bytes;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::fake::{Answer, FakeEtcd, status_of_member};
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    async fn open(url: &Url) -> Result<Arc<Connection>, ConnectError> {
+        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+        let (tasks, deadline) = (TaskTracker::new(), Instant::now() + SOON);
+        let opening = open_once(&connector, url, &credentials, &tasks, deadline);
+        opening.await.map(|(connection, _driver)| connection)
+    }
+
+    fn call(path: &str) -> Request<Outgoing> {
+        let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
+        Request::post(path).body(body).unwrap()
+    }
+
+    /// An etcd whose status calls are answered by the members in turn, as a balancer does.
+    async fn balancer(members: &'static [u64]) -> FakeEtcd {
+        let turn = AtomicU64::new(0);
+        FakeEtcd::start(move |_, _| {
+            let turn = usize::try_from(turn.fetch_add(1, Ordering::Relaxed)).unwrap();
+            std::future::ready(status_of_member(members[turn % members.len()], "3.6.0", 1))
+        })
+        .await
+    }
+
+    #[tokio::test]
+    async fn call_is_in_flight_until_its_guard_is_dropped() {
+        let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
+        let connection = open(&etcd.url).await.unwrap();
+        let (_, first) = connection.send(call("/a")).await.unwrap();
+        let (_, second) = connection.send(call("/b")).await.unwrap();
+        assert_eq!(connection.in_flight(), 2, "the responses may not have ended");
+        assert_eq!(first.url(), &etcd.url);
+        drop(first);
+        assert_eq!(connection.in_flight(), 1);
+        drop(second);
+        assert_eq!(connection.in_flight(), 0);
+        let calls = etcd.calls.lock();
+        let paths: Vec<_> = calls.iter().map(|(_, path, _)| path.as_str()).collect();
+        assert_eq!(paths, ["/a", "/b"]);
+    }
+
+    #[tokio::test]
+    async fn call_that_is_given_up_is_not_in_flight() {
+        let etcd = FakeEtcd::start(|_, _| std::future::pending::<Answer>()).await;
+        let connection = open(&etcd.url).await.unwrap();
+        let mut sending = Box::pin(connection.send(call("/a")));
+        assert!(std::future::poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx).is_pending())).await);
+        assert_eq!(connection.in_flight(), 1);
+        drop(sending);
+        assert_eq!(connection.in_flight(), 0);
+    }
+
+    #[tokio::test]
+    async fn request_on_a_closed_connection_is_returned() {
+        let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
+        let connection = open(&etcd.url).await.unwrap();
+        drop(etcd);
+        let closed = async {
+            while connection.is_live() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(SOON, closed).await.unwrap();
+        match connection.send(call("/a")).await {
+            Err(SendFailure::NotSent(request, _)) => assert_eq!(request.uri().path(), "/a"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(connection.in_flight(), 0);
+    }
+
+    #[tokio::test]
+    async fn status_is_requested_until_the_member_has_responded_or_the_attempts_are_used_up() {
+        let etcd = balancer(&[1, 2, 3]).await;
+        let connection = open(&etcd.url).await.unwrap();
+        let status = connection.status_of(3).await.unwrap().expect("the third attempt");
+        assert_eq!(status.header.unwrap().member_id, 3);
+        let any = connection.status_of(0).await.unwrap().expect("any member");
+        assert_eq!(any.header.unwrap().member_id, 1);
+        let before = etcd.calls.lock().len();
+        assert!(connection.status_of(4).await.unwrap().is_none());
+        assert_eq!(etcd.calls.lock().len() - before, STATUS_ATTEMPTS as usize);
+    }
+
+    #[tokio::test]
+    async fn connection_belongs_to_no_history_before_it_was_compared() {
+        let etcd = balancer(&[1]).await;
+        let connection = open(&etcd.url).await.unwrap();
+        assert!(!connection.is_of_history(0), "the number of the first history");
+        connection.set_history(0);
+        assert!(connection.is_of_history(0) && !connection.is_of_history(1));
+        connection.set_history(1);
+        assert!(!connection.is_of_history(0) && connection.is_of_history(1));
+    }
+
+    #[tokio::test]
+    async fn refused_shape_leaves_range_stream_and_any_other_refusal_ends_it() {
+        let etcd = balancer(&[1]).await;
+        let connection = open(&etcd.url).await.unwrap();
+        let shape = connection.refused_range_stream("RangeStream does not support sorting");
+        assert_eq!(
+            (shape, connection.lacks_range_stream()),
+            (NoRangeStream::Shape, None)
+        );
+        let method = connection.refused_range_stream("unknown method RangeStream");
+        assert_eq!(method, NoRangeStream::Unimplemented);
+        assert_eq!(
+            connection.lacks_range_stream(),
+            Some(NoRangeStream::Unimplemented)
+        );
+    }
+
+    #[tokio::test]
+    async fn connection_that_is_refused_names_its_endpoint() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url: Url = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
+        drop(listener);
+        let error = open(&url).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Connect { .. }), "{error:?}");
+        assert!(error.to_string().starts_with(&format!("{url}: ")), "{error}");
+    }
+}

@@ -381,3 +381,223 @@ impl Upstream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::Request;
+    use prost::Message as _;
+    use tokio_util::sync::DropGuard;
+
+    use super::*;
+    use crate::fake::FakeEtcd;
+    use crate::outgoing::Outgoing;
+    use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
+
+    const SOON: Duration = Duration::from_secs(20);
+    /// Class of connections on which only tests make calls.
+    const QUIET: ConnectionClass = ConnectionClass::Authorization;
+
+    /// A member of `cluster`, without a leader if `leader` is 0.
+    async fn member(version: &str, cluster: u64, leader: u64) -> FakeEtcd {
+        let status = StatusResponse {
+            header: Some(ResponseHeader {
+                cluster_id: cluster,
+                member_id: 2,
+                ..ResponseHeader::default()
+            }),
+            version: version.to_owned(),
+            leader,
+            ..StatusResponse::default()
+        };
+        let status = status.encode_to_vec();
+        FakeEtcd::start(move |_, _| std::future::ready(Ok(status.clone()))).await
+    }
+
+    fn start(urls: &[&Url], may_stream: bool) -> (Arc<Upstream>, DropGuard) {
+        let urls: Vec<_> = urls.iter().copied().cloned().collect();
+        let stop = CancellationToken::new();
+        let upstream = Upstream::start(
+            &urls,
+            &Connector::plaintext(),
+            may_stream,
+            Credentials::new(None),
+            &TaskTracker::new(),
+            &stop,
+        );
+        (upstream, stop.drop_guard())
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        let waiting = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(SOON, waiting)
+            .await
+            .expect("the condition holds");
+    }
+
+    /// Whether all connections of each endpoint are open, and its version is known.
+    fn is_settled(upstream: &Upstream) -> bool {
+        let views = upstream.endpoints();
+        views
+            .iter()
+            .all(|view| view.connections == view.connections_wanted && view.version.is_some())
+    }
+
+    /// Waits until all connections are open, and the endpoint at each position is as healthy as `expected`.
+    async fn settled(upstream: &Upstream, expected: &[bool]) {
+        until(|| {
+            let views = upstream.endpoints();
+            let healthy: Vec<_> = views.iter().map(|view| view.is_healthy).collect();
+            is_settled(upstream) && healthy == expected
+        })
+        .await;
+    }
+
+    /// [`settled`], and the clock stands still from then on: no health check changes the choice.
+    async fn settled_for_good(upstream: &Upstream, expected: &[bool]) {
+        settled(upstream, expected).await;
+        tokio::time::pause();
+    }
+
+    async fn chosen(upstream: &Upstream) -> Url {
+        let connection = upstream.connection(QUIET, Instant::now() + SOON).await;
+        connection.unwrap().url().clone()
+    }
+
+    #[tokio::test]
+    async fn calls_go_to_the_least_busy_connection_and_ties_rotate() {
+        let (a, b) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 2).await);
+        let (upstream, _stop) = start(&[&a.url, &b.url], true);
+        settled(&upstream, &[true, true]).await;
+        let busy = upstream.connection_to(QUIET, &a.url, Instant::now() + SOON);
+        let busy = busy.await.unwrap();
+        assert_eq!(busy.url(), &a.url);
+        let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
+        let held = busy.send(Request::post("/a").body(body).unwrap()).await.unwrap();
+        settled_for_good(&upstream, &[true, true]).await;
+        for _ in 0..4 {
+            assert_eq!(chosen(&upstream).await, b.url);
+        }
+        drop(held);
+        let in_turn = [chosen(&upstream).await, chosen(&upstream).await];
+        assert_ne!(in_turn[0], in_turn[1]);
+    }
+
+    #[tokio::test]
+    async fn avoided_endpoint_is_used_only_where_it_is_asked_for() {
+        let (a, b) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 2).await);
+        let (upstream, _stop) = start(&[&a.url, &b.url], true);
+        settled_for_good(&upstream, &[true, true]).await;
+        upstream.avoid(&a.url);
+        for _ in 0..4 {
+            assert_eq!(chosen(&upstream).await, b.url);
+        }
+        let to_a = upstream.connection_to(QUIET, &a.url, Instant::now() + SOON);
+        assert_eq!(to_a.await.unwrap().url(), &a.url);
+        upstream.avoid(&b.url);
+        let in_turn = [chosen(&upstream).await, chosen(&upstream).await];
+        assert_ne!(in_turn[0], in_turn[1], "neither is better");
+    }
+
+    #[tokio::test]
+    async fn member_without_a_leader_is_used_only_after_the_others() {
+        let (a, b) = (member("3.6.0", 7, 0).await, member("3.6.0", 7, 2).await);
+        let (upstream, _stop) = start(&[&a.url, &b.url], true);
+        settled_for_good(&upstream, &[false, true]).await;
+        for _ in 0..4 {
+            assert_eq!(chosen(&upstream).await, b.url);
+        }
+        assert!(upstream.has_better_than(&a.url) && !upstream.has_better_than(&b.url));
+        assert!(!upstream.has_another_than(&b.url), "the other is not healthy");
+        tokio::time::resume();
+        let dedicated = async |avoided| {
+            settled(&upstream, &[false, true]).await;
+            let deadline = Instant::now() + SOON;
+            let opened = upstream.dedicated(ReceiveWindow::LOAD, avoided, deadline);
+            opened.await.unwrap().url().clone()
+        };
+        assert_eq!(dedicated(None).await, b.url);
+        assert_eq!(dedicated(Some(&b.url)).await, a.url);
+    }
+
+    #[tokio::test]
+    async fn streams_go_to_the_endpoint_that_has_them() {
+        let (old, new) = (member("3.6.0", 7, 2).await, member("3.7.0", 7, 2).await);
+        let (upstream, _stop) = start(&[&old.url, &new.url], true);
+        settled(&upstream, &[true, true]).await;
+        assert_eq!(upstream.lowest_version(), Some(Version::new(3, 6, 0)));
+        let streaming = async || upstream.streaming(Instant::now() + SOON).await.unwrap();
+        for _ in 0..4 {
+            assert_eq!(streaming().await.unwrap().url(), &new.url);
+        }
+        let connection = streaming().await.unwrap();
+        connection.refused_range_stream("unknown method RangeStream");
+        let reason = streaming().await.unwrap_err();
+        assert!(
+            matches!(reason, NoRangeStream::Version | NoRangeStream::Unimplemented),
+            "{reason:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn streams_that_are_switched_off_are_not_looked_for() {
+        let new = member("3.7.0", 7, 2).await;
+        let (upstream, _stop) = start(&[&new.url], false);
+        let streaming = upstream.streaming(Instant::now()).await;
+        assert_eq!(
+            streaming.unwrap().err(),
+            Some(NoRangeStream::Off),
+            "nothing is waited for"
+        );
+        settled(&upstream, &[true]).await;
+        let connection = upstream.connection(QUIET, Instant::now() + SOON).await.unwrap();
+        assert_eq!(connection.lacks_range_stream(), None);
+        assert_eq!(upstream.lacks_range_stream(&connection), Some(NoRangeStream::Off));
+        assert_eq!(upstream.endpoints()[0].no_range_stream, Some(NoRangeStream::Off));
+    }
+
+    #[tokio::test]
+    async fn member_of_another_cluster_than_most_is_left_out() {
+        let (a, b) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 2).await);
+        let other = member("3.6.0", 8, 2).await;
+        let (upstream, _stop) = start(&[&other.url, &a.url, &b.url], true);
+        until(|| {
+            let views = upstream.endpoints();
+            let are_open = |view: &EndpointView| view.connections == view.connections_wanted;
+            views[0].connections == 0
+                && views[1..].iter().all(are_open)
+                && upstream
+                    .mixed_clusters()
+                    .iter()
+                    .any(|of| !of.is_used && of.cluster_id == 8)
+        })
+        .await;
+        assert!(upstream.is_left_out(Some(8)) && !upstream.is_left_out(Some(7)));
+        for _ in 0..6 {
+            assert_ne!(chosen(&upstream).await, other.url);
+        }
+    }
+
+    #[tokio::test]
+    async fn error_without_any_connection_names_every_endpoint_and_why() {
+        let urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"].map(|url| url.parse().unwrap());
+        let (upstream, _stop) = start(&[&urls[0], &urls[1]], true);
+        assert!(upstream.is_silent());
+        until(|| {
+            let views = upstream.endpoints();
+            views
+                .iter()
+                .all(|view| !view.last_error.ends_with("not connected yet"))
+        })
+        .await;
+        let error = upstream.connection(QUIET, Instant::now()).await.unwrap_err();
+        for url in &urls {
+            assert!(error.causes.contains(&format!("{url}: ")), "{error}");
+        }
+        assert!(error.causes.contains("refused"), "{error}");
+    }
+}
