@@ -190,3 +190,93 @@ pub fn default_buffer_bytes(memory_bytes: u64, other_max_bytes: u64) -> u64 {
     let left = memory_bytes.saturating_sub(other_max_bytes.saturating_add(used));
     (left / 9 * 8).clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        limits: LimitsConfig,
+    }
+
+    fn limits(flags: &[&str]) -> LimitsConfig {
+        Flags::try_parse_from(std::iter::once(&"rangecache").chain(flags))
+            .unwrap()
+            .limits
+    }
+
+    /// Memory limits from 1 MiB to 1 TiB.
+    fn memory_limits() -> impl Iterator<Item = u64> {
+        (0..=80).map(|step| (1 << (20 + step / 4)) / 4 * (4 + step % 4))
+    }
+
+    #[test]
+    fn connections_are_as_many_as_the_help_text_says() {
+        for (memory_mib, connections) in [(1, 64), (512, 256), (2048, 1024), (1 << 20, 16_384)] {
+            assert_eq!(default_connections(memory_mib << 20), connections, "{memory_mib}");
+        }
+    }
+
+    #[test]
+    fn defaults_fit_the_memory_limit_unless_it_is_below_the_least_of_each() {
+        for memory in memory_limits() {
+            for others in [0, memory / 4, memory / 2] {
+                let buffers = default_buffer_bytes(memory, others);
+                // Calls that wait for room in the buffers take an eighth of them.
+                let used = FIXED_BYTES + connections_memory(memory) + others + buffers + buffers / 8;
+                assert!(
+                    used <= memory || buffers == MIN_BUFFER_BYTES,
+                    "{memory}: {others} {buffers}"
+                );
+            }
+        }
+        assert_eq!(
+            default_buffer_bytes(1 << 30, u64::MAX),
+            MIN_BUFFER_BYTES,
+            "flags may ask for more than there is"
+        );
+    }
+
+    #[test]
+    fn more_memory_never_lowers_a_default() {
+        let defaults = |memory| {
+            [
+                u64::from(default_connections(memory)),
+                u64::from(default_handshakes(memory)),
+                windows_memory(memory),
+                default_buffer_bytes(memory, 0),
+            ]
+        };
+        for (less, more) in memory_limits().zip(memory_limits().skip(1)) {
+            let (before, after) = (defaults(less), defaults(more));
+            let is_lower = before.iter().zip(after).any(|(before, after)| after < *before);
+            assert!(!is_lower, "{less} {before:?}, {more} {after:?}");
+        }
+    }
+
+    #[test]
+    fn flag_takes_the_place_of_what_depends_on_the_machine() {
+        let given = limits(&[
+            "--max-connections=5",
+            "--worker-threads=3",
+            "--buffer-max-bytes=1MiB",
+        ]);
+        assert_eq!((given.max_connections(), given.worker_threads()), (5, 3));
+        assert_eq!(given.buffer_max_bytes(u64::MAX), 1 << 20);
+        assert!(limits(&[]).worker_threads() >= 1);
+    }
+
+    #[test]
+    fn one_address_gets_half_of_the_connections_and_at_least_one() {
+        for (all, of_one) in [(1, 1), (5, 3), (8, 4)] {
+            let flags = [&*format!("--max-connections={all}")];
+            assert_eq!(limits(&flags).connections_per_address(), of_one);
+        }
+        let flags = ["--max-connections=8", "--max-connections-per-address=7"];
+        assert_eq!(limits(&flags).connections_per_address(), 7);
+    }
+}

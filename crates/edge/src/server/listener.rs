@@ -178,3 +178,100 @@ async fn bind_tcp(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpList
     }
     Err(refused)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use testkit::tls::Ca;
+    use tokio::net::{TcpStream, UnixStream};
+
+    use super::*;
+
+    async fn bind(url: &str, reuse_port: bool) -> io::Result<Listener> {
+        Listener::bind(&url.parse().unwrap(), None, 0o600, reuse_port).await
+    }
+
+    fn port(listener: &Listener) -> u16 {
+        match listener.url().address {
+            Address::Tcp { port, .. } => port,
+            Address::Unix(_) => panic!("no port"),
+        }
+    }
+
+    /// A path for a socket, in a folder that is removed with the first value.
+    fn socket() -> (Ca, PathBuf) {
+        let folder = Ca::new();
+        let path = folder.path("listener.sock");
+        (folder, path)
+    }
+
+    async fn bind_unix(path: &Path) -> Listener {
+        bind(&format!("unix://{}", path.display()), false).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn port_zero_is_replaced_by_the_port_that_clients_reach() {
+        let listener = bind("http://127.0.0.1:0", false).await.unwrap();
+        let client = TcpStream::connect(("127.0.0.1", port(&listener))).await.unwrap();
+        let (stream, address) = listener.accept(|| panic!("exhausted")).await;
+        assert_eq!(address, Some(client.local_addr().unwrap().ip()));
+        let Either::Left(stream) = stream else {
+            panic!("no TCP");
+        };
+        assert_eq!(stream.peer_addr().unwrap(), client.local_addr().unwrap());
+    }
+
+    #[tokio::test]
+    async fn bound_port_is_shared_only_if_both_listeners_permit_it() {
+        for (first, second, is_shared) in [(false, false, false), (true, false, false), (true, true, true)] {
+            let listener = bind("http://127.0.0.1:0", first).await.unwrap();
+            let again = bind(&format!("http://127.0.0.1:{}", port(&listener)), second).await;
+            let error = again.as_ref().err().map(io::Error::kind);
+            let expected = (!is_shared).then_some(io::ErrorKind::AddrInUse);
+            assert_eq!(error, expected, "{first} {second}");
+        }
+    }
+
+    #[tokio::test]
+    async fn url_with_tls_is_refused_without_an_acceptor() {
+        let refused = bind("https://127.0.0.1:0", false).await;
+        assert_eq!(refused.unwrap_err().to_string(), "TLS is not set up");
+    }
+
+    #[tokio::test]
+    async fn clients_of_a_unix_socket_have_no_address() {
+        let (_folder, path) = socket();
+        let listener = bind_unix(&path).await;
+        let _client = UnixStream::connect(&path).await.unwrap();
+        let (_, address) = listener.accept(|| panic!("exhausted")).await;
+        assert_eq!(address, None);
+    }
+
+    #[tokio::test]
+    async fn socket_file_stays_only_once_the_listener_is_served() {
+        let (_folder, path) = socket();
+        let listener = bind_unix(&path).await;
+        assert!(path.exists());
+        drop(listener);
+        assert!(!path.exists(), "a start that failed has left its socket");
+        let mut listener = bind_unix(&path).await;
+        listener.keep_file();
+        drop(listener);
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn accept_pauses_only_while_the_system_has_too_little() {
+        for (error, expected) in [
+            (Errno::MFILE, true),
+            (Errno::NFILE, true),
+            (Errno::NOMEM, true),
+            (Errno::CONNABORTED, false),
+            (Errno::PERM, false),
+        ] {
+            assert_eq!(is_exhausted(&error.into()), expected, "{error}");
+        }
+        assert!(!is_exhausted(&io::Error::other("not the system's")));
+    }
+}

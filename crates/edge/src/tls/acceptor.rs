@@ -342,3 +342,115 @@ fn client_verifier(
         .collect();
     Ok(Some(Arc::new(AllowedNames { verifier, names })))
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::crypto::aws_lc_rs;
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+    use super::super::tests::acceptor;
+    use super::*;
+    use rangecache_base::net;
+
+    /// First message of a client.
+    fn hello() -> Vec<u8> {
+        let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(RootCertStore::empty())
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").unwrap();
+        let mut hello = Vec::new();
+        let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
+        client.write_tls(&mut hello).unwrap();
+        hello
+    }
+
+    /// Result of reading `bytes` as a client's first message, and the response. The client closes its half after them.
+    async fn read(bytes: &[u8]) -> (io::Result<()>, Vec<u8>) {
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let client = async {
+            let mut response = Vec::new();
+            // What the server leaves unread resets the connection.
+            if near.write_all(bytes).await.is_ok() && near.shutdown().await.is_ok() {
+                let _ = near.read_to_end(&mut response).await;
+            }
+            response
+        };
+        let server = async { read_hello(net::from_unix(far)).await.map(drop) };
+        tokio::join!(server, client)
+    }
+
+    #[tokio::test]
+    async fn first_message_may_arrive_in_pieces() {
+        let hello = hello();
+        assert!(read(&hello).await.0.is_ok());
+        let (mut near, far) = UnixStream::pair().unwrap();
+        let mut reading = Box::pin(read_hello(net::from_unix(far)));
+        for part in [&hello[..3], &hello[3..hello.len() - 1]] {
+            near.write_all(part).await.unwrap();
+            assert!(futures_util::poll!(&mut reading).is_pending());
+        }
+        near.write_all(&hello[hello.len() - 1..]).await.unwrap();
+        assert!(reading.await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn client_that_leaves_during_its_first_message_gets_no_response() {
+        let hello = hello();
+        for length in [0, 3, hello.len() - 1] {
+            let (result, response) = read(&hello[..length]).await;
+            assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+            assert!(response.is_empty(), "{response:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn first_message_over_the_limit_is_refused() {
+        // A hello of 60,000 bytes, in records of 1,000.
+        let mut bytes = Vec::new();
+        let record = |payload: &[u8]| {
+            let length = u16::try_from(payload.len()).unwrap().to_be_bytes();
+            [&[HANDSHAKE_RECORD, 3, 1], &length[..], payload].concat()
+        };
+        bytes.extend(record(&[1, 0, 0xea, 0x60]));
+        while bytes.len() < MAX_HELLO_BYTES {
+            bytes.extend(record(&[0; 1000]));
+        }
+        let (result, _) = read(&bytes).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("more than 16384 bytes"), "{error}");
+    }
+
+    /// As of etcd, so that what speaks HTTP does not take an alert for a response.
+    #[tokio::test]
+    async fn client_without_tls_gets_the_end_of_its_connection_alone() {
+        let acceptor = acceptor(&["--auto-tls"]);
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (far, _) = listener.accept().await.unwrap();
+        near.write_all(b"P").await.unwrap();
+        assert!(acceptor.accept(Either::Left(far)).await.is_none());
+        let mut response = Vec::new();
+        let read = near.read_to_end(&mut response).await;
+        // What the acceptor has not read resets the connection.
+        assert!(response.is_empty(), "{read:?} {response:?}");
+    }
+
+    #[tokio::test]
+    async fn handshake_that_waits_for_its_client_holds_no_turn() {
+        let acceptor = acceptor(&["--auto-tls"]);
+        assert_eq!(acceptor.turns.available_permits(), 1);
+        let mut waiting = Box::pin(acceptor.in_turn(std::future::pending::<io::Result<()>>()));
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        let mut next = Box::pin(acceptor.in_turn(std::future::ready(Ok(1))));
+        assert!(
+            futures_util::poll!(&mut next).is_pending(),
+            "two handshakes computed at once"
+        );
+        assert!(futures_util::poll!(&mut waiting).is_pending());
+        assert_eq!(next.await.unwrap(), 1);
+    }
+}

@@ -342,3 +342,116 @@ async fn first_bytes(stream: &mut TlsStream<Plain>) -> io::Result<()> {
         Ok(Ok(_)) | Err(_) => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::ServerConfig;
+    use rustls::crypto::aws_lc_rs;
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::UnixStream;
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::server::TlsStream as ServerStream;
+
+    use super::super::tests::connector;
+    use super::*;
+
+    /// Result of a connection over HTTP/2 to a server that selects one of `protocols`, and then does what `serve` says.
+    async fn connect(
+        protocols: &[&[u8]],
+        serve: impl AsyncFnOnce(ServerStream<UnixStream>),
+    ) -> io::Result<Stream> {
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.into())
+            .unwrap();
+        config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let (near, far) = UnixStream::pair().unwrap();
+        let (connector, url) = (
+            connector(&["--insecure-skip-tls-verify"]),
+            "https://localhost:1".parse().unwrap(),
+        );
+        let (connected, ()) = tokio::join!(
+            connector.handshake(&url, Protocol::Http2, net::from_unix(near)),
+            async {
+                // The client may have refused the server meanwhile.
+                if let Ok(stream) = acceptor.accept(far).await {
+                    serve(stream).await;
+                }
+            }
+        );
+        connected.map(|(stream, _)| stream)
+    }
+
+    #[tokio::test]
+    async fn server_without_http_2_is_refused() {
+        let error = connect(&[], async |_| {}).await.unwrap_err();
+        assert_eq!(error.to_string(), explain::NO_HTTP_2);
+    }
+
+    #[tokio::test]
+    async fn first_bytes_of_the_server_are_left_for_the_connection() {
+        let connected = connect(&[H2], async |mut server| {
+            server.write_all(b"settings").await.unwrap();
+            server.shutdown().await.unwrap();
+        });
+        let mut read = Vec::new();
+        connected.await.unwrap().read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, b"settings");
+    }
+
+    #[tokio::test]
+    async fn server_that_closes_the_connection_after_the_handshake_is_refused() {
+        let error = connect(&[H2], async |mut server| server.shutdown().await.unwrap());
+        let error = error.await.unwrap_err().to_string();
+        assert!(error.contains("right after the TLS handshake"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn server_that_waits_for_the_client_is_connected() {
+        let (done, may_end) = tokio::sync::oneshot::channel::<()>();
+        let (connected, ()) = tokio::join!(
+            async {
+                let connected = connect(&[H2], async |server| {
+                    let _ = may_end.await;
+                    drop(server);
+                });
+                connected.await
+            },
+            async {
+                // Longer than the connector waits for first bytes.
+                tokio::time::sleep(FIRST_BYTES_TIMEOUT * 2).await;
+                drop(done);
+            }
+        );
+        assert!(connected.is_ok(), "{connected:?}");
+    }
+
+    #[tokio::test]
+    async fn url_with_tls_needs_a_connector_with_tls() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let url = "https://localhost:1".parse().unwrap();
+        let connected = Connector::plaintext()
+            .handshake(&url, Protocol::Http2, net::from_unix(near))
+            .await;
+        assert_eq!(connected.unwrap_err().to_string(), "TLS is not configured");
+    }
+
+    #[test]
+    fn certificate_by_which_callers_are_known_keeps_its_name() {
+        let first = OnceLock::new();
+        let missing = keep_name(&first, None).unwrap_err().to_string();
+        assert!(missing.contains("has no common name"), "{missing}");
+        let long = keep_name(&first, Some(&"a".repeat(125))).unwrap_err().to_string();
+        assert!(long.contains("at most 124 bytes"), "{long}");
+        keep_name(&first, Some("root")).unwrap();
+        keep_name(&first, Some("root")).unwrap();
+        let other = keep_name(&first, Some("kube")).unwrap_err().to_string();
+        assert!(other.contains("\"kube\" instead of \"root\""), "{other}");
+    }
+}

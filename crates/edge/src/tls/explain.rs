@@ -180,3 +180,108 @@ pub(super) fn after_handshake(text: &str, url: &Url, files: &TlsFilePaths) -> St
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::ServerName;
+
+    use super::*;
+
+    fn url(text: &str) -> Url {
+        text.parse().unwrap()
+    }
+
+    /// The files of a rangecache with a client certificate.
+    fn with_cert() -> TlsFilePaths {
+        TlsFilePaths {
+            cacert: Some("/tls/ca.crt".into()),
+            cert: Some("/tls/own.crt".into()),
+        }
+    }
+
+    fn explained(error: Error, files: &TlsFilePaths) -> String {
+        let error = io::Error::new(io::ErrorKind::InvalidData, error);
+        let explained = towards_etcd(error, &url("https://etcd.test:2379"), files);
+        assert_eq!(explained.kind(), io::ErrorKind::InvalidData);
+        explained.to_string()
+    }
+
+    #[test]
+    fn unknown_issuer_names_the_cas_that_were_used() {
+        let unknown = || Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let given = explained(unknown(), &with_cert());
+        assert!(given.contains("not issued by --cacert /tls/ca.crt"), "{given}");
+        let of_system = explained(unknown(), &TlsFilePaths::default());
+        assert!(of_system.contains("--cacert is not given"), "{of_system}");
+    }
+
+    #[test]
+    fn certificate_for_another_name_is_explained_with_both_names() {
+        let error = CertificateError::NotValidForNameContext {
+            expected: ServerName::try_from("etcd.test").unwrap(),
+            presented: vec!["a.test".to_owned(), "b.test".to_owned()],
+        };
+        let text = explained(Error::InvalidCertificate(error), &with_cert());
+        assert!(
+            text.contains("not for etcd.test, only for a.test, b.test"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn bad_certificate_means_a_missing_one_only_if_none_is_given() {
+        let bad = || Error::AlertReceived(AlertDescription::BadCertificate);
+        let missing = explained(bad(), &TlsFilePaths::default());
+        assert!(missing.contains("give --cert and --key"), "{missing}");
+        let refused = explained(bad(), &with_cert());
+        assert!(
+            refused.contains("does not accept --cert /tls/own.crt"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn alerts_about_the_connection_name_no_certificate() {
+        for files in [TlsFilePaths::default(), with_cert()] {
+            let version = explained(Error::AlertReceived(AlertDescription::ProtocolVersion), &files);
+            assert!(version.contains("--tls-min-version"), "{version}");
+            let other = explained(Error::AlertReceived(AlertDescription::InternalError), &files);
+            assert!(other.contains("InternalError"), "{other}");
+            for text in [version, other] {
+                assert!(!text.contains("--cert"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn error_of_the_socket_is_explained_only_if_the_connection_was_closed() {
+        let explained = |kind| {
+            let error = io::Error::new(kind, "as the system says");
+            towards_etcd(error, &url("https://a:1"), &with_cert()).to_string()
+        };
+        let closed = explained(io::ErrorKind::ConnectionReset);
+        assert!(closed.contains("write http://"), "{closed}");
+        assert_eq!(explained(io::ErrorKind::HostUnreachable), "as the system says");
+    }
+
+    /// In TLS 1.3 the alert arrives after the handshake, as the text of an HTTP/2 error.
+    #[test]
+    fn alert_after_the_handshake_is_found_in_the_text_of_the_error() {
+        let explained = |alert: Option<AlertDescription>, files: &TlsFilePaths| {
+            let text = alert.map_or_else(
+                || "broken pipe".to_owned(),
+                |alert| format!("connection error: {}", Error::AlertReceived(alert)),
+            );
+            after_handshake(&text, &url("https://a:1"), files)
+        };
+        let expired = explained(Some(AlertDescription::CertificateExpired), &with_cert());
+        assert_eq!(expired, "etcd refuses --cert /tls/own.crt as expired: renew it");
+        let unknown = explained(None, &with_cert());
+        assert!(
+            unknown.contains("broken pipe") && unknown.contains("/tls/own.crt revoked?"),
+            "{unknown}"
+        );
+        let without = explained(None, &TlsFilePaths::default());
+        assert!(!without.contains("--cert"), "{without}");
+    }
+}

@@ -292,3 +292,101 @@ pub(super) fn system_authorities() -> Result<RootCertStore, FileError> {
     }
     Ok(store)
 }
+
+#[cfg(test)]
+mod tests {
+    use testkit::tls::{Ca, Leaf, replace};
+
+    use super::*;
+
+    /// When an expired certificate of the tests has expired: 2020-01-01.
+    const EXPIRED_SECONDS: i64 = 1_577_836_800;
+
+    fn read(path: &Path) -> File {
+        File::read("cacert", path).unwrap()
+    }
+
+    #[test]
+    fn variable_is_named_without_the_dashes_of_a_flag() {
+        let missing = |name| look_at_file(name, Path::new("/missing")).unwrap_err().to_string();
+        assert!(missing("cacert").starts_with("--cacert /missing: cannot be read"));
+        let variable = missing("OTEL_EXPORTER_OTLP_CERTIFICATE");
+        assert!(
+            variable.starts_with("OTEL_EXPORTER_OTLP_CERTIFICATE /missing: cannot be read"),
+            "{variable}"
+        );
+    }
+
+    #[test]
+    fn file_over_the_size_limit_is_refused() {
+        let ca = Ca::new();
+        let path = ca.path("large");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(MAX_BYTES).unwrap();
+        assert!(File::read("client-crl-file", &path).is_ok());
+        file.set_len(MAX_BYTES + 1).unwrap();
+        let error = File::read("client-crl-file", &path).err().unwrap().to_string();
+        assert!(error.ends_with("the file is larger than 64 MiB"), "{error}");
+    }
+
+    #[test]
+    fn authorities_expire_with_the_first_of_them_wherever_it_is() {
+        let ca = Ca::new();
+        let expired = Leaf {
+            expired: true,
+            ..Leaf::default()
+        };
+        let expired = std::fs::read_to_string(ca.issue("expired", &expired).cert).unwrap();
+        let own = std::fs::read_to_string(ca.cert()).unwrap();
+        let both = ca.path("both.crt");
+        for text in [own.clone() + &expired, expired + &own] {
+            replace(&both, &text);
+            let (store, expiry) = read(&both).authorities().unwrap();
+            assert_eq!((store.len(), expiry), (2, EXPIRED_SECONDS));
+        }
+    }
+
+    #[test]
+    fn authority_that_cannot_be_parsed_is_named_by_its_position() {
+        let ca = Ca::new();
+        let own = std::fs::read_to_string(ca.cert()).unwrap();
+        let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let path = ca.path("broken.crt");
+        replace(&path, &(own + broken));
+        let error = read(&path).authorities().unwrap_err().to_string();
+        assert!(error.contains("certificate 2 in it cannot be a CA"), "{error}");
+        replace(&path, broken);
+        let error = read(&path).authorities().unwrap_err().to_string();
+        assert!(
+            error.contains("its first certificate cannot be parsed"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn revocation_list_is_read_from_pem_and_from_der() {
+        let ca = Ca::new();
+        let pem = read(&ca.revoke(&[1, 2])).revocation_lists().unwrap();
+        let der = read(&ca.path("revoked.der")).revocation_lists().unwrap();
+        assert_eq!(pem, der);
+        assert_eq!(pem.1, Some(4_102_444_800), "2100-01-01");
+    }
+
+    #[test]
+    fn stamp_changes_with_the_contents_of_any_file() {
+        let ca = Ca::new();
+        let [first, second] = ["first", "second"].map(|name| ca.path(name));
+        let paths = [("cert", first.clone()), ("key", second.clone())];
+        let stamp_with = |texts: [&str; 2]| {
+            replace(&first, texts[0]);
+            replace(&second, texts[1]);
+            Files::read(&paths).unwrap().stamp()
+        };
+        let before = stamp_with(["a", "b"]);
+        assert_ne!(stamp_with(["a", "c"]), before);
+        assert_ne!(stamp_with(["c", "b"]), before);
+        assert_ne!(stamp_with(["b", "a"]), before);
+        assert_ne!(stamp_with(["ab", ""]), before, "a part moved to the other file");
+        assert_eq!(stamp_with(["a", "b"]), before);
+    }
+}

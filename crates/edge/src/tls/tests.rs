@@ -53,11 +53,11 @@ fn open_acceptor(flags: &[&str], metrics: &Arc<Metrics>) -> Result<Arc<Acceptor>
     Ok(config(&flags).acceptor(metrics)?.expect("a listener with TLS"))
 }
 
-fn acceptor(flags: &[&str]) -> Arc<Acceptor> {
+pub(super) fn acceptor(flags: &[&str]) -> Arc<Acceptor> {
     open_acceptor(flags, &Arc::default()).unwrap()
 }
 
-fn connector(flags: &[&str]) -> Arc<Connector> {
+pub(super) fn connector(flags: &[&str]) -> Arc<Connector> {
     let flags = [&["--endpoints", "https://localhost:1"], flags].concat();
     config(&flags).connector(&Arc::default()).unwrap()
 }
