@@ -458,7 +458,6 @@ mod tests {
     use super::*;
     use crate::telemetry::Metrics;
     use crate::telemetry::exposition::Format;
-    use crate::telemetry::metrics::metric_group;
 
     metric_group! {
         /// Metrics of pages.
