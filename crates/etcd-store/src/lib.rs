@@ -27,7 +27,7 @@
 //! };
 //! assert_eq!(selection.len(), 2);
 //! let answer = Answer::new(ResponseHeader::default(), selection);
-//! assert_eq!(answer.len(), answer.small(0).len() as u64);
+//! assert_eq!(answer.len(), answer.small(0)?.len() as u64);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
