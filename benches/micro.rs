@@ -12,7 +12,10 @@
 use std::{collections::BTreeMap, hint::black_box, ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::{Buf as _, Bytes};
-use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::measurement::WallTime;
+use criterion::{
+    BatchSize, BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main,
+};
 use etcd_store::cache::{
     Answer, Change, Dialect, Entry, HistoryLimits, Packing, RangeQuery, ResponseHeader, Selected, Store,
     Tree, TreeBuilder, select,
@@ -340,39 +343,38 @@ fn packing(criterion: &mut Criterion) {
             group.bench_function(BenchmarkId::new("list", format!("{name} {state}")), |bencher| {
                 bencher.iter(|| drain(answer(&tree, &everything())));
             });
-            let mut random = StdRng::seed_from_u64(5);
-            let mut get = || RangeQuery {
-                key: key(random.random_range(0..size)).into(),
-                ..RangeQuery::default()
-            };
             group.throughput(Throughput::Elements(1));
-            group.bench_function(BenchmarkId::new("get", format!("{name} {state}")), |bencher| {
-                bencher.iter_batched(
-                    &mut get,
-                    |query| answer(&tree, &query).small(5),
-                    BatchSize::SmallInput,
-                );
-            });
+            gets(
+                &mut group,
+                BenchmarkId::new("get", format!("{name} {state}")),
+                &tree,
+                size,
+            );
         }
     }
+}
+
+/// Reads of random keys, one at a time.
+fn gets(group: &mut BenchmarkGroup<'_, WallTime>, id: BenchmarkId, tree: &Tree, size: usize) {
+    let mut random = StdRng::seed_from_u64(5);
+    let mut get = || RangeQuery {
+        key: key(random.random_range(0..size)).into(),
+        ..RangeQuery::default()
+    };
+    group.bench_function(id, |bencher| {
+        bencher.iter_batched(
+            &mut get,
+            |query| answer(tree, &query).small(5),
+            BatchSize::SmallInput,
+        );
+    });
 }
 
 fn queries(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("query");
     for size in SIZES {
         let tree = worn(size, 100);
-        let mut random = StdRng::seed_from_u64(5);
-        let mut get = || RangeQuery {
-            key: key(random.random_range(0..size)).into(),
-            ..RangeQuery::default()
-        };
-        group.bench_function(BenchmarkId::new("get", size), |bencher| {
-            bencher.iter_batched(
-                &mut get,
-                |query| answer(&tree, &query).small(5),
-                BatchSize::SmallInput,
-            );
-        });
+        gets(&mut group, BenchmarkId::new("get", size), &tree, size);
         let mut random = StdRng::seed_from_u64(6);
         let mut page = || RangeQuery {
             key: key(random.random_range(0..size)).into(),

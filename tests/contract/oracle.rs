@@ -147,7 +147,6 @@ async fn range_responses_equal_etcds(version: Version) {
 }
 
 /// Number of rangecaches between the client and etcd.
-#[derive(PartialEq)]
 enum Chain {
     One,
     /// Two rangecaches, one before the other.
@@ -165,20 +164,10 @@ async fn range_responses_are_equal(version: Version, chain: Chain, cache_pack: &
 
     // The mirror is loaded here: revisions between the compaction and this one may be forwarded, later ones may not.
     let rangecache = match chain {
-        Chain::One => {
-            Rangecache::before(&etcd)
-                .with("--cache-pack", cache_pack)
-                .start()
-                .await
-        }
-        Chain::Two => {
-            let first = Rangecache::before(&etcd).start().await;
-            Rangecache::before_another(first)
-                .with("--cache-pack", cache_pack)
-                .start()
-                .await
-        }
+        Chain::One => Rangecache::before(&etcd),
+        Chain::Two => Rangecache::before_another(Rangecache::before(&etcd).start().await),
     };
+    let rangecache = rangecache.with("--cache-pack", cache_pack).start().await;
     let mut sides = Sides::new(&etcd, rangecache).await;
     sides.is_packed = cache_pack == "always";
     let loaded = current(&direct).await;

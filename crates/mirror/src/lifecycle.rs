@@ -106,7 +106,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
             Ok(loaded_by) => tokio::select! {
                 cause = lifecycle.follow(epoch, loaded_by) => cause,
                 () = mirror.damage_reported() => {
-                    let _ = mirror.end_epoch(epoch, Reason::Damaged);
+                    let _ = mirror.end_damaged(epoch);
                     LoadCause::Dropped(Reason::Damaged)
                 }
             },

@@ -19,7 +19,7 @@ use super::metrics::RoomMetrics;
 use super::mirrors::background;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
-use etcd_store::cache::{Entry, StoredEntry, Tree};
+use etcd_store::cache::{Tree, Unpacker};
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::trace::SpanExt as _;
@@ -270,12 +270,13 @@ impl Piece {
     /// Compares etcd's response with the tree from which the piece was cut.
     fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), PieceDifference> {
         let mut first = 0;
+        let mut unpacker = Unpacker::default();
         view.tree.for_each_from(self.rank, |entry| {
             let same = first < self.keys
                 && theirs
                     .kvs
                     .get(usize::try_from(first).unwrap_or(usize::MAX))
-                    .is_some_and(|theirs| is_same(entry, theirs));
+                    .is_some_and(|theirs| unpacker.is_same(entry, theirs));
             if !same {
                 return ControlFlow::Break(());
             }
@@ -295,15 +296,11 @@ impl Piece {
     }
 }
 
-fn is_same(ours: &StoredEntry, theirs: &Bytes) -> bool {
-    let theirs = Entry::from_key_value(theirs);
-    theirs.is_ok_and(|theirs| ours.read().is_ok_and(|ours| ours == theirs))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::history::HistoryId;
+    use etcd_store::cache::Entry;
     use etcd_wire::etcdserverpb::ResponseHeader;
 
     /// A KeyValue with a key of less than 128 bytes, changed at `revision`.

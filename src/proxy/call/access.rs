@@ -72,19 +72,12 @@ impl AccessCall {
             headers: HeaderScanner::new(method).filter(|_| is_grpc),
             events: (is_grpc && method == Method::Watch).then(EventScanner::default),
             entry: Some(LogEntry {
-                arrived_at: SystemTime::now(),
-                client,
-                user: None,
-                method: shown.chars().take(MAX_PATH_CHARACTERS).collect(),
-                range: None,
-                header_revision: 0,
-                outcome: None,
-                code: None,
-                http_status: None,
-                bytes: 0,
-                events: None,
-                phases: Phases::default(),
                 trace_id: trace_id_of(request.headers()),
+                ..LogEntry::new(
+                    SystemTime::now(),
+                    client,
+                    shown.chars().take(MAX_PATH_CHARACTERS).collect(),
+                )
             }),
         })
     }

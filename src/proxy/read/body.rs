@@ -36,10 +36,6 @@ pub(in crate::proxy) enum EntrySource<'a> {
     Series(HeldBytes),
 }
 
-/// A packed value of the response is damaged. The mirror was told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::proxy) struct Damaged;
-
 type FrameResult = Result<Frame<Rope>, BoxError>;
 
 /// Guard that keeps the entries of a response in memory.
@@ -50,14 +46,18 @@ enum KeptEntries {
 }
 
 impl EntrySource<'_> {
-    fn report_damage(&self) -> Damaged {
-        if let EntrySource::Mirror {
-            mirror: Some(mirror), ..
-        } = self
+    /// Returns what was produced, and tells the mirror of a damaged value.
+    fn checked<P>(&self, produced: Result<P, CorruptBlock>) -> Result<P, CorruptBlock> {
+        if let (
+            Err(_),
+            EntrySource::Mirror {
+                mirror: Some(mirror), ..
+            },
+        ) = (&produced, self)
         {
             mirror.report_damage();
         }
-        Damaged
+        produced
     }
 
     fn keep(self) -> KeptEntries {
@@ -97,12 +97,11 @@ impl KeptEntries {
 
 /// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
 /// `entries` is what keeps them in memory until the body is dropped.
-pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<ResponseBody, Damaged> {
+pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<ResponseBody, CorruptBlock> {
     let mut prefix = [0; PREFIX_BYTES];
     put_prefix(&mut prefix, answer.len());
     if answer.len() <= SMALL_BYTES {
-        let message = answer.small(PREFIX_BYTES);
-        let mut message = message.map_err(|CorruptBlock| entries.report_damage())?;
+        let mut message = entries.checked(answer.small(PREFIX_BYTES))?;
         message[..PREFIX_BYTES].copy_from_slice(&prefix);
         return Ok(ResponseBody::whole(message.into(), ok_trailers()));
     }
@@ -129,10 +128,9 @@ pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseB
 pub(super) fn json_body(
     mut answer: JsonAnswer,
     entries: EntrySource<'_>,
-) -> Result<(ResponseBody, Option<usize>), Damaged> {
-    let first = answer.next_piece(PIECE_BYTES);
-    let first = first
-        .map_err(|CorruptBlock| entries.report_damage())?
+) -> Result<(ResponseBody, Option<usize>), CorruptBlock> {
+    let first = entries
+        .checked(answer.next_piece(PIECE_BYTES))?
         .unwrap_or_default();
     if answer.is_done() && first.len() <= COUNTED_JSON_BYTES {
         let length = first.len();
@@ -397,7 +395,7 @@ mod tests {
         for entries in [2, 100] {
             let small = unary_body(Answer::new(HEADER, selection(entries)), source());
             let bodies = [
-                small.unwrap_or_else(|Damaged| ResponseBody::empty()),
+                small.unwrap_or_else(|CorruptBlock| ResponseBody::empty()),
                 stream_body(Chunks::new(HEADER, selection(entries)), source()),
             ];
             for mut body in bodies {
@@ -413,7 +411,7 @@ mod tests {
                 assert!(last != Some(true), "{entries} entries");
             }
             let text = json_body(JsonAnswer::new(HEADER, selection(entries)), source());
-            assert_eq!(text.err(), Some(Damaged));
+            assert_eq!(text.err(), Some(CorruptBlock));
         }
         assert!(unary_body(Answer::new(HEADER, selection(2)), source()).is_err());
     }

@@ -7,14 +7,14 @@ use tracing::Instrument;
 
 use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
-use super::body::{Damaged, EntrySource};
+use super::body::EntrySource;
 use super::decide::decide;
 use super::shadow;
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
-use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
+use etcd_store::cache::{CorruptBlock, RangeQuery, ResponseHeader, Selection};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::{Kind, Read};
@@ -89,8 +89,8 @@ pub(in crate::proxy) enum Unservable {
     Damaged,
 }
 
-impl From<Damaged> for Unservable {
-    fn from(_: Damaged) -> Unservable {
+impl From<CorruptBlock> for Unservable {
+    fn from(_: CorruptBlock) -> Unservable {
         Unservable::Damaged
     }
 }

@@ -66,6 +66,15 @@ pub(super) enum AnswerStep {
     Done,
 }
 
+/// What is sent of an entry.
+enum EntryPart<'a> {
+    Whole(&'a Entry),
+    Key {
+        stored: &'a StoredEntry,
+        keep_lease: bool,
+    },
+}
+
 impl Answer {
     /// An answer with the entries of `selection`.
     pub fn new(header: ResponseHeader, selection: Selection) -> Answer {
@@ -125,7 +134,15 @@ impl Answer {
         if let Some(header) = self.header {
             header.write(&mut out);
         }
-        self.write_remaining(&mut out, put, StoredEntry::encode_keys_only, |_| {
+        self.for_each_remaining(|part| {
+            match part {
+                EntryPart::Whole(entry) => {
+                    for piece in entry.encoded().as_slices() {
+                        out.extend_from_slice(piece);
+                    }
+                }
+                EntryPart::Key { stored, keep_lease } => stored.encode_keys_only(keep_lease, &mut out),
+            }
             ControlFlow::Continue(())
         })?;
         put_tail(&self.selection, &mut out);
@@ -148,19 +165,26 @@ impl Answer {
                 rope.write(|slab| header.write(slab));
             }
         }
-        let before = bytes::Buf::remaining(&rope);
-        let put_key = |stored: &StoredEntry, keep_lease, rope: &mut Rope| {
-            rope.write(|slab| stored.encode_keys_only(keep_lease, slab));
-        };
-        let put = |entry: &Entry, rope: &mut Rope| rope.push(entry);
-        self.produced += self.write_remaining(&mut rope, put, put_key, |rope| {
-            if bytes::Buf::remaining(rope) < target_bytes {
+        let mut filled = bytes::Buf::remaining(&rope);
+        let before = filled;
+        let mut produced = 0;
+        self.for_each_remaining(|part| {
+            match part {
+                EntryPart::Whole(entry) => rope.push(entry),
+                EntryPart::Key { stored, keep_lease } => {
+                    rope.write(|slab| stored.encode_keys_only(keep_lease, slab));
+                }
+            }
+            produced += 1;
+            filled = bytes::Buf::remaining(&rope);
+            if filled < target_bytes {
                 ControlFlow::Continue(())
             } else {
                 ControlFlow::Break(())
             }
         })?;
-        self.produced_bytes += (bytes::Buf::remaining(&rope) - before) as u64;
+        self.produced += produced;
+        self.produced_bytes += (filled - before) as u64;
         if self.produced == self.selection.len() {
             self.state = AnswerStep::Done;
             let selection = &self.selection;
@@ -169,32 +193,23 @@ impl Answer {
         Ok(Some(rope))
     }
 
-    /// Appends entries to `out` with `put`, or without values with `put_key`, until `continues` breaks; returns their number.
-    fn write_remaining<O>(
+    fn for_each_remaining(
         &mut self,
-        out: &mut O,
-        put: impl Fn(&Entry, &mut O),
-        put_key: impl Fn(&StoredEntry, bool, &mut O),
-        continues: impl Fn(&O) -> ControlFlow<()>,
-    ) -> Result<u64, CorruptBlock> {
-        let mut written = 0;
+        mut visit: impl FnMut(EntryPart<'_>) -> ControlFlow<()>,
+    ) -> Result<(), CorruptBlock> {
+        let produced = self.produced;
         match self.selection.values {
             Values::Kept => {
-                let visit = |entry: &Entry| {
-                    put(entry, out);
-                    written += 1;
-                    continues(out)
-                };
+                let whole = |entry: &Entry| visit(EntryPart::Whole(entry));
                 self.selection
-                    .read_from(self.produced, COPY_BELOW_BYTES, &mut self.unpacker, visit)?;
+                    .read_from(produced, COPY_BELOW_BYTES, &mut self.unpacker, whole)
             }
-            Values::Left { keep_lease } => self.selection.visit_from(self.produced, 0, |stored| {
-                put_key(stored, keep_lease, out);
-                written += 1;
-                continues(out)
-            }),
+            Values::Left { keep_lease } => {
+                let key = |stored: &StoredEntry| visit(EntryPart::Key { stored, keep_lease });
+                self.selection.visit_from(produced, 0, key);
+                Ok(())
+            }
         }
-        Ok(written)
     }
 
     /// Estimate of the bytes that will be copied for the next piece: all of it, unless entries are large enough to be
@@ -258,12 +273,6 @@ fn kvs_bytes(selection: &Selection) -> u64 {
         Values::Kept => summary.encoded_bytes,
         Values::Left { keep_lease: true } => summary.keys_only_bytes + summary.lease_bytes,
         Values::Left { keep_lease: false } => summary.keys_only_bytes,
-    }
-}
-
-fn put(entry: &Entry, out: &mut Vec<u8>) {
-    for piece in entry.encoded().as_slices() {
-        out.extend_from_slice(piece);
     }
 }
 

@@ -11,18 +11,19 @@ use super::{
     gather::fill,
     leaf::{LEAF_MAX, LEAF_MIN, Leaf},
     ledger::Ledger,
-    node::{INNER_MAX, Node, Slot, Summary},
+    node::{Body, INNER_MAX, Node, Slot, Summary},
     pack::Packing,
     separator::{Separators, separator_between},
     stored::StoredEntry,
     tree::Tree,
 };
 
-/// A tree that is being loaded. A clone costs a reference for each key.
+/// A tree that is being loaded. A clone costs a reference for each leaf.
 #[derive(Clone, Default)]
 pub struct TreeBuilder {
     packing: Packing,
-    leaves: Vec<FullLeaf>,
+    /// Nodes of full leaves, each with the separator from its predecessor (empty for the first).
+    leaves: Vec<(Box<[u8]>, Slot)>,
     /// Key-values of the next leaf.
     filling: Vec<Arrived>,
     /// Those that were not above all before.
@@ -30,14 +31,6 @@ pub struct TreeBuilder {
     keys: u64,
     encoded_bytes: u64,
     ledger: Ledger,
-}
-
-#[derive(Clone)]
-struct FullLeaf {
-    /// From its predecessor; empty for the first.
-    separator: Box<[u8]>,
-    leaf: Leaf,
-    summary: Summary,
 }
 
 impl TreeBuilder {
@@ -110,38 +103,17 @@ impl TreeBuilder {
         if filling < LEAF_MIN
             && filling > 0
             && self.leaves.len() > 1
-            && let Some(last) = self.leaves.pop()
-            && let Some(before) = self.leaves.last_mut()
+            && let Some((_, last)) = self.pop_leaf()
+            && let Some((separator, mut before)) = self.pop_leaf()
         {
             // The last leaf would be too small: the last two share their entries evenly.
-            let right = before.leaf.append(last.leaf, &mut self.ledger);
-            before.summary = Summary::of_all(&before.leaf);
-            self.leaves.extend(right.map(|right| FullLeaf {
-                separator: right.separator,
-                summary: Summary::of_all(&right.leaf),
-                leaf: right.leaf,
-            }));
+            let right = before.append(last, &mut self.ledger);
+            self.push_leaf(separator, before);
+            if let Some(right) = right {
+                self.push_leaf(right.separator, right.leaf);
+            }
         }
-        let mut ledger = self.ledger;
-        // Counted as they were; now with the rest of what they take.
-        ledger.node_bytes = 0;
-        let mut level = Vec::with_capacity(self.leaves.len());
-        for FullLeaf {
-            separator,
-            leaf,
-            summary,
-        } in self.leaves
-        {
-            let node = Node::leaf(leaf, ledger.epoch);
-            ledger.node_bytes += node.memory_bytes();
-            level.push((
-                separator,
-                Slot {
-                    summary,
-                    node: Arc::new(node),
-                },
-            ));
-        }
+        let (mut level, mut ledger) = (self.leaves, self.ledger);
         while level.len() > 1 {
             level = parents_of(level, &mut ledger);
         }
@@ -153,7 +125,11 @@ impl TreeBuilder {
     }
 
     fn last_of_leaves(&self) -> Option<&[u8]> {
-        self.leaves.last()?.leaf.last().map(StoredEntry::key)
+        let (_, slot) = self.leaves.last()?;
+        match &slot.node.body {
+            Body::Leaf(leaf) => leaf.last().map(StoredEntry::key),
+            Body::Inner(_) => None,
+        }
     }
 
     fn close_leaf(&mut self) {
@@ -171,14 +147,25 @@ impl TreeBuilder {
             // What stayed plain leaves the blocks that it shared with what was packed.
             leaf.gather(&mut self.ledger);
         }
-        self.ledger.node_bytes += leaf.list_bytes();
+        self.push_leaf(separator, leaf);
+    }
+
+    fn push_leaf(&mut self, separator: Box<[u8]>, leaf: Leaf) {
         // Summed up while the entries are in the CPU's cache.
         let summary = Summary::of_all(&leaf);
-        self.leaves.push(FullLeaf {
-            separator,
-            leaf,
-            summary,
-        });
+        let node = Node::leaf(leaf, self.ledger.epoch);
+        self.ledger.node_bytes += node.memory_bytes();
+        let node = Arc::new(node);
+        self.leaves.push((separator, Slot { summary, node }));
+    }
+
+    fn pop_leaf(&mut self) -> Option<(Box<[u8]>, Leaf)> {
+        let (separator, slot) = self.leaves.pop()?;
+        self.ledger.node_bytes -= slot.node.memory_bytes();
+        match Arc::unwrap_or_clone(slot.node).body {
+            Body::Leaf(leaf) => Some((separator, leaf)),
+            Body::Inner(_) => None,
+        }
     }
 }
 

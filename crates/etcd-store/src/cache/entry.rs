@@ -162,16 +162,9 @@ impl Entry {
         if self.block().is_none() {
             return self.clone();
         }
-        let (bytes, layout) = (self.head(), self.layout());
-        let value_end = bytes.len() - layout.lease.len();
-        let Some(cut) = cut_at(bytes.len(), value_end - layout.value.len(), value_end) else {
-            return Entry(Stored::Whole(Arc::from(bytes)));
-        };
-        let (head, tail) = bytes.split_at(cut);
-        Entry(Stored::Split(Arc::new(Halves {
-            head: head.into(),
-            tail: tail.into(),
-        })))
+        let (layout, [key_value, _]) = (self.layout(), self.body());
+        let value_end = key_value.len() - layout.lease.len();
+        Entry::alone(key_value, value_end - layout.value.len()..value_end)
     }
 
     /// Tag, length and message, as a RangeResponse carries them.
@@ -194,10 +187,15 @@ impl Entry {
 
     /// A copy of the KeyValue message.
     pub fn key_value(&self) -> Bytes {
+        self.body().concat().into()
+    }
+
+    /// The KeyValue message, in two parts if the entry was cut.
+    fn body(&self) -> [&[u8]; 2] {
         let [head, tail] = self.encoded().as_slices();
         let mut at = 1;
         trusted_varint(head, &mut at);
-        [&head[at..], tail].concat().into()
+        [&head[at..], tail]
     }
 
     /// Length of [`Entry::encoded`] in bytes.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::arrived::Arrived;
 use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
-use super::entry::{Entry, put_kvs_head};
+use super::entry::{Entry, Pieces, put_kvs_head};
 use super::ledger::Ledger;
 use super::memory::class_bytes;
 use super::stored::{StoredEntry, Unpacker};
@@ -26,19 +26,13 @@ pub(super) fn fill(arrived: &[Arrived], born: u64) -> (Vec<StoredEntry>, u64) {
         let (taken, length) = fitting(lengths);
         let (group, others) = rest.split_at(taken);
         if group.len() > 1 {
-            let mut bytes = Vec::with_capacity(length);
-            for index in group {
-                let key_value = &arrived[*index].key_value;
-                put_kvs_head(key_value.len(), &mut bytes);
+            let moved = in_new_block(group, length, born, |index, bytes| {
+                let key_value = &arrived[index].key_value;
+                put_kvs_head(key_value.len(), bytes);
                 bytes.extend_from_slice(key_value);
-            }
-            let bytes = bytes.into_boxed_slice();
-            let block = Arc::new(Block { born, bytes });
-            let mut start = 0;
-            for index in group {
-                let end = start + arrived[*index].encoded_len();
-                entries[*index] = Some(Entry::in_block(&block, start, end).into());
-                start = end;
+            });
+            for (index, entry) in group.iter().zip(moved) {
+                entries[*index] = Some(entry.into());
             }
             beyond += beyond_bytes(length);
         }
@@ -50,6 +44,29 @@ pub(super) fn fill(arrived: &[Arrived], born: u64) -> (Vec<StoredEntry>, u64) {
         .map(|(entry, arrived)| entry.unwrap_or_else(|| arrived.alone().into()))
         .collect();
     (whole, beyond)
+}
+
+/// The entries at `indexes` in a new block of `length` bytes, in their order; `write` appends the encoded entry at an index.
+fn in_new_block(
+    indexes: &[usize],
+    length: usize,
+    born: u64,
+    write: impl Fn(usize, &mut Vec<u8>),
+) -> Vec<Entry> {
+    // With its final capacity: nothing is copied twice.
+    let mut bytes = Vec::with_capacity(length);
+    let mut ends = Vec::with_capacity(indexes.len());
+    for index in indexes {
+        write(*index, &mut bytes);
+        ends.push(bytes.len());
+    }
+    let bytes = bytes.into_boxed_slice();
+    let block = Arc::new(Block { born, bytes });
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts
+        .zip(&ends)
+        .map(|(start, end)| Entry::in_block(&block, start, *end))
+        .collect()
 }
 
 /// Number of the first entries, of these lengths in bytes, that share a block, and their length together.
@@ -87,24 +104,15 @@ pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
                 exchange(&mut entries[first], detached, ledger);
             }
         } else {
-            // With its final capacity: nothing is copied twice.
-            let mut bytes = Vec::with_capacity(length);
-            let plain = |index: &usize| entries[*index].plain().map(Entry::encoded);
-            for encoded in movable[..taken].iter().filter_map(plain) {
-                let pieces = encoded.as_slices();
-                pieces
-                    .into_iter()
-                    .for_each(|piece| bytes.extend_from_slice(piece));
-            }
-            let bytes = bytes.into_boxed_slice();
-            let born = ledger.epoch;
+            let moved = in_new_block(&movable[..taken], length, ledger.epoch, |index, bytes| {
+                let encoded = entries[index].plain().map(Entry::encoded);
+                for piece in encoded.into_iter().flat_map(Pieces::as_slices) {
+                    bytes.extend_from_slice(piece);
+                }
+            });
             ledger.gathered_bytes += length as u64;
-            let block = Arc::new(Block { born, bytes });
-            let mut start = 0;
-            for index in &movable[..taken] {
-                let end = start + entries[*index].encoded_len();
-                exchange(&mut entries[*index], Entry::in_block(&block, start, end), ledger);
-                start = end;
+            for (index, entry) in movable[..taken].iter().zip(moved) {
+                exchange(&mut entries[*index], entry, ledger);
             }
             beyond += beyond_bytes(length);
         }

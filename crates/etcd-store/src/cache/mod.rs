@@ -83,5 +83,5 @@ pub use query::{
 };
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
-pub use stored::StoredEntry;
+pub use stored::{StoredEntry, Unpacker};
 pub use tree::Tree;

@@ -116,7 +116,8 @@ impl PackedBlock {
 
     /// Part of the memory that is counted for an entry, in bytes. The sum over all entries is the block's memory.
     pub(super) fn share_bytes(&self, index: usize) -> usize {
-        let upto = |entries: usize| self.memory_bytes() * entries / self.len();
+        let (whole, all) = (self.memory_bytes(), self.len());
+        let upto = |entries: usize| whole * entries / all;
         upto(index + 1) - upto(index)
     }
 

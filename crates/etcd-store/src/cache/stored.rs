@@ -137,7 +137,7 @@ impl fmt::Debug for StoredEntry {
 
 /// Reads stored entries one after the other. Keeps the last block that was decompressed, as neighbours share it.
 #[derive(Debug, Default)]
-pub(super) struct Unpacker {
+pub struct Unpacker {
     last: Option<(Arc<PackedBlock>, Arc<Block>)>,
 }
 
@@ -157,6 +157,12 @@ impl Unpacker {
         };
         let range = packed.range(index);
         Ok(Entry::in_block(block, range.start, range.end))
+    }
+
+    /// Whether `stored` is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
+    pub fn is_same(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
+        let theirs = Entry::from_key_value(key_value);
+        theirs.is_ok_and(|theirs| self.read(stored).is_ok_and(|ours| ours == theirs))
     }
 }
 

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::recent_events::{MAX_BYTES, MAX_EVENTS};
-use etcd_store::cache::{Entry, StoredEntry, Tree};
+use etcd_store::cache::{StoredEntry, Tree, Unpacker};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_upstream::{Connection, is_future_revision, range};
 
@@ -128,11 +128,8 @@ impl Part {
     }
 
     fn is_same(&self, theirs: &RangeResponse) -> bool {
-        // A damaged value proves nothing.
-        let same = |(ours, theirs): (&StoredEntry, &Bytes)| {
-            let theirs = Entry::from_key_value(theirs);
-            theirs.is_ok_and(|theirs| ours.read().is_ok_and(|ours| ours == theirs))
-        };
+        let mut unpacker = Unpacker::default();
+        let same = |(ours, theirs): (&StoredEntry, &Bytes)| unpacker.is_same(ours, theirs);
         // etcd's count is that of the range, whatever the filter selects.
         u64::try_from(theirs.count) == Ok(self.keys)
             && theirs.kvs.len() == self.newest.len()
@@ -200,8 +197,8 @@ mod tests {
             if entry.key() >= &request.key[..] && entry.key() < &request.range_end[..] {
                 response.count += 1;
                 if entry.mod_revision() >= request.min_mod_revision {
-                    let fields = entry.read().unwrap();
-                    let fields = fields.fields();
+                    let entry = entry.read().unwrap();
+                    let fields = entry.fields();
                     let key_value = KeyValue {
                         version: fields.version,
                         ..KeyValue::new(fields.key, fields.mod_revision, fields.value.contiguous())

@@ -86,7 +86,6 @@ impl HeldViews {
     }
 
     pub(super) fn report_damage(&self) {
-        tracing::error!("a packed value in memory is damaged; loading its mirror again");
         self.damage.notify_one();
     }
 

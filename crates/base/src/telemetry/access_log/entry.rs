@@ -43,6 +43,27 @@ pub struct LogEntry {
     pub trace_id: Option<TraceId>,
 }
 
+impl LogEntry {
+    /// A call of which nothing else is known yet.
+    pub fn new(arrived_at: SystemTime, client: ClientName, method: String) -> LogEntry {
+        LogEntry {
+            arrived_at,
+            client,
+            user: None,
+            method,
+            range: None,
+            header_revision: 0,
+            outcome: None,
+            code: None,
+            http_status: None,
+            bytes: 0,
+            events: None,
+            phases: Phases::default(),
+            trace_id: None,
+        }
+    }
+}
+
 /// Parts of a call's duration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Phases {
@@ -196,20 +217,13 @@ mod tests {
 
     #[test]
     fn line_contains_what_is_set_and_nothing_else() {
+        let arrived_at = SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_042);
+        let client = ClientName::of_connection(None, Some(Ipv4Addr::new(10, 0, 0, 1).into()));
         let mut entry = LogEntry {
-            arrived_at: SystemTime::UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_042),
-            client: ClientName::of_connection(None, Some(Ipv4Addr::new(10, 0, 0, 1).into())),
             user: Some(ClientName::of_user("alice")),
-            method: "etcdserverpb.KV/Put".to_owned(),
-            range: None,
-            header_revision: 0,
-            outcome: None,
             code: Some(0),
-            http_status: None,
             bytes: 7,
-            events: None,
-            phases: Phases::default(),
-            trace_id: None,
+            ..LogEntry::new(arrived_at, client, "etcdserverpb.KV/Put".to_owned())
         };
         let line = serde_json::to_string(&entry).unwrap();
         assert_eq!(

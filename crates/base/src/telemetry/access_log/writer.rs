@@ -224,7 +224,6 @@ mod tests {
 
     use tokio::task::JoinHandle;
 
-    use super::super::entry::Phases;
     use super::*;
     use crate::telemetry::clients::ClientName;
 
@@ -278,21 +277,11 @@ mod tests {
     }
 
     fn entry(method: &str) -> LogEntry {
-        LogEntry {
-            arrived_at: SystemTime::UNIX_EPOCH,
-            client: ClientName::of_user("alice"),
-            user: None,
-            method: method.to_owned(),
-            range: None,
-            header_revision: 0,
-            outcome: None,
-            code: None,
-            http_status: None,
-            bytes: 0,
-            events: None,
-            phases: Phases::default(),
-            trace_id: None,
-        }
+        LogEntry::new(
+            SystemTime::UNIX_EPOCH,
+            ClientName::of_user("alice"),
+            method.to_owned(),
+        )
     }
 
     /// Methods of the calls whose lines are in the file at `path`.

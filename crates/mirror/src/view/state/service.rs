@@ -102,7 +102,7 @@ impl Mirror {
             .recent
             .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
         let Ok(applied) = loaded.store.apply(changes, revision, now) else {
-            self.drop_epoch(contents, Reason::Damaged, ReaderEnd::Dropped(Reason::Damaged));
+            self.drop_damaged(contents);
             return Err(StaleEpoch);
         };
         if applied.applied > 0 {
@@ -181,6 +181,20 @@ impl Mirror {
         };
         self.drop_epoch(self.contents_of(epoch)?, reason, ended);
         Ok(())
+    }
+
+    /// Ends `epoch` and drops its contents, because a packed value in it is damaged.
+    pub(crate) fn end_damaged(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
+        self.drop_damaged(self.contents_of(epoch)?);
+        Ok(())
+    }
+
+    fn drop_damaged(&self, contents: MutexGuard<'_, Contents>) {
+        tracing::error!(
+            mirror = self.name,
+            "a packed value in memory is damaged; loading its mirror again"
+        );
+        self.drop_epoch(contents, Reason::Damaged, ReaderEnd::Dropped(Reason::Damaged));
     }
 
     /// End of watchers whose events were of a replaced history, or wrong.
