@@ -219,6 +219,11 @@ impl Etcd {
         self.ready().await;
     }
 
+    /// Ends the process, and returns its output with what each goroutine did.
+    pub async fn goroutines(&mut self) -> String {
+        self.process.as_mut().expect("runs").goroutines().await
+    }
+
     /// Suspends the process by SIGSTOP; sockets stay open.
     pub fn pause(&self) {
         self.process.as_ref().expect("runs").pause();

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::wait::{SOON, until};
+
 /// A running child: its output goes to a file, it is killed on drop, and the end of its log is printed if the test
 /// fails.
 pub struct Process {
@@ -83,6 +85,13 @@ impl Process {
             );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
+    }
+
+    /// Ends a program in Go, and returns its output with what each goroutine did, which Go prints on SIGQUIT.
+    pub async fn goroutines(&mut self) -> String {
+        self.signal("QUIT");
+        until(SOON, "the process ends", async || self.exited()).await;
+        self.log()
     }
 
     /// All output so far.

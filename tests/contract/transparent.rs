@@ -12,7 +12,7 @@ use testkit::pb::{
     Empty, Event, PutResponse, RangeRequest, RequestOp, SnapshotResponse, WatchCancelRequest,
     WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, prefix_end,
 };
-use testkit::process::tool;
+use testkit::process::{Process, tool};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use testkit::{http, pb};
@@ -20,21 +20,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Runs etcd's own Go client through all of its calls, and returns the transcript.
-async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> String {
+/// Runs etcd's own Go client through all of its calls, and returns the transcript; `behind` is the etcd that answers.
+async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str], behind: &mut Etcd) -> String {
     let path = dir.path().join(name);
     let mut command = Command::new(tool("goclient"));
     command.args(["--endpoints", url, "--out"]).arg(&path).args(more);
-    let run = tokio::process::Command::from(command).kill_on_drop(true).output();
-    let output = timeout(Duration::from_secs(180), run)
-        .await
-        .expect("it ends")
-        .expect("it starts");
-    assert!(
-        output.status.success(),
-        "{name}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let mut client = Process::spawn(name, &mut command, &dir.path().join(format!("{name}.log")));
+    let started = Instant::now();
+    let status = loop {
+        if let Some(status) = client.exited() {
+            break status;
+        }
+        if started.elapsed() > Duration::from_secs(180) {
+            let by_etcd = timeout(SOON, async { behind.client().await.get("open/a").await }).await;
+            let steps = std::fs::read_to_string(&path).unwrap_or_default();
+            let (client, etcd) = (client.goroutines().await, behind.goroutines().await);
+            panic!("{name} {more:?} does not end. A read at etcd: {by_etcd:?}\n{steps}\n{client}\n{etcd}");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(status.success(), "{name}: {}", client.log());
     std::fs::read_to_string(path).expect("a transcript")
 }
 
@@ -52,10 +57,10 @@ async fn go_client_transcript_equals_etcds(version: Version) {
         ]
     };
     for (sections, like) in runs.iter().copied() {
-        let (etcd, behind) = (Etcd::start(like).await, Etcd::start(version).await);
+        let (mut etcd, mut behind) = (Etcd::start(like).await, Etcd::start(version).await);
         let rangecache = Rangecache::before(&behind).start().await;
-        let through = transcript(&dir, "through", rangecache.url(), sections).await;
-        let direct = transcript(&dir, "direct", &etcd.url(), sections).await;
+        let through = transcript(&dir, "through", rangecache.url(), sections, &mut behind).await;
+        let direct = transcript(&dir, "direct", &etcd.url(), sections, &mut etcd).await;
         assert!(direct.lines().count() > 12, "too little to compare:\n{direct}");
         let lines = direct.lines().zip(through.lines());
         differences.extend(

@@ -18,6 +18,9 @@ use super::{
     tree::Tree,
 };
 
+/// Leaves that are packed later with each one that arrives.
+const EARLIER_LEAVES: usize = 2;
+
 /// A tree that is being loaded. A clone costs a reference for each leaf.
 #[derive(Clone, Default)]
 pub struct TreeBuilder {
@@ -28,6 +31,8 @@ pub struct TreeBuilder {
     filling: Vec<Arrived>,
     /// Those that were not above all before.
     out_of_order: Vec<Entry>,
+    /// Leaves from the start that were packed after they were built.
+    packed_leaves: usize,
     keys: u64,
     encoded_bytes: u64,
     ledger: Ledger,
@@ -141,13 +146,40 @@ impl TreeBuilder {
         let (entries, block_waste_bytes) = fill(&self.filling, self.ledger.epoch);
         self.filling.clear();
         let mut leaf = Leaf::loaded(entries, block_waste_bytes);
-        let is_packed = self.packing == Packing::Always && leaf.pack(self.ledger.epoch);
-        self.ledger.entry_bytes += leaf.iter().map(StoredEntry::memory_bytes).sum::<u64>();
+        let packs = match self.packing {
+            Packing::Never => false,
+            Packing::Always => true,
+            Packing::Above(bytes) => self.ledger.entry_bytes + self.ledger.node_bytes > bytes,
+        };
+        let is_packed = packs && leaf.pack(self.ledger.epoch);
+        leaf.iter().for_each(|stored| self.ledger.add(stored));
         if is_packed {
             // What stayed plain leaves the blocks that it shared with what was packed.
             leaf.gather(&mut self.ledger);
         }
         self.push_leaf(separator, leaf);
+        if packs {
+            // More than arrive, so that the tree becomes smaller, and not so many that the load stops.
+            (0..EARLIER_LEAVES).for_each(|_| self.pack_earlier());
+        }
+    }
+
+    /// Packs the first leaf that was built plain.
+    fn pack_earlier(&mut self) {
+        let Some((_, slot)) = self.leaves.get_mut(self.packed_leaves) else {
+            return;
+        };
+        self.packed_leaves += 1;
+        let packed = match &slot.node.body {
+            Body::Leaf(leaf) if !leaf.heat.is_settled() => leaf.packed(slot.node.born),
+            _ => None,
+        };
+        if let Some(leaf) = packed {
+            let packed = Node::leaf(leaf, slot.node.born);
+            self.ledger.remove_leaf(&slot.node);
+            self.ledger.add_leaf(&packed);
+            slot.node = Arc::new(packed);
+        }
     }
 
     fn push_leaf(&mut self, separator: Box<[u8]>, leaf: Leaf) {
@@ -233,6 +265,7 @@ fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u
 mod tests {
     use super::*;
     use crate::cache::testing::{KeyValue, key};
+    use crate::cache::tree::model::check;
 
     fn message(kv: &KeyValue) -> Bytes {
         kv.entry().key_value()
@@ -271,6 +304,28 @@ mod tests {
         let packed = filled(&objects(3000), Packing::Always).memory_bytes();
         let plain = filled(&objects(3000), Packing::Never).memory_bytes();
         assert!(packed * 2 < plain, "{packed} and {plain} bytes");
+    }
+
+    #[test]
+    fn load_packs_once_it_is_large_and_then_what_came_before() {
+        let objects = objects(3000);
+        let plain = filled(&objects, Packing::Never).memory_bytes();
+        let packed_bytes = |bytes| {
+            let tree = filled(&objects, Packing::Above(bytes)).finish();
+            let model = objects.iter().map(|kv| (kv.key.clone(), kv.clone())).collect();
+            check(&tree, &model);
+            tree.packed_bytes().encoded
+        };
+        assert_eq!(packed_bytes(plain), 0);
+        let all = filled(&objects, Packing::Never).encoded_bytes();
+        assert!(packed_bytes(plain / 3) > all / 5 * 4, "those before were packed, too");
+        let some = packed_bytes(plain / 10 * 9);
+        assert!(some > all / 5 && some < all / 2, "{some} of {all} bytes");
+        let mut builder = TreeBuilder::new(Packing::Above(plain / 2));
+        for object in &objects {
+            builder.push(message(object)).unwrap();
+            assert!(builder.memory_bytes() < plain * 6 / 10);
+        }
     }
 
     #[test]

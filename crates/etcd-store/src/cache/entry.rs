@@ -157,6 +157,24 @@ impl Entry {
         }
     }
 
+    /// Address of the allocation that has the entry, alone or with others.
+    pub(super) fn place(&self) -> usize {
+        match &self.0 {
+            Stored::Whole(bytes) => Arc::as_ptr(bytes).addr(),
+            Stored::Split(halves) => Arc::as_ptr(halves).addr(),
+            Stored::InBlock { block, .. } => Arc::as_ptr(block).addr(),
+        }
+    }
+
+    /// Number of references to that allocation.
+    pub(super) fn holders(&self) -> usize {
+        match &self.0 {
+            Stored::Whole(bytes) => Arc::strong_count(bytes),
+            Stored::Split(halves) => Arc::strong_count(halves),
+            Stored::InBlock { block, .. } => Arc::strong_count(block),
+        }
+    }
+
     /// The entry outside of blocks: what outlives its leaf must not keep a block.
     pub(super) fn detached(&self) -> Entry {
         if self.block().is_none() {

@@ -16,10 +16,11 @@ use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 
 use super::select::model::{HEADER, answered, expected};
+use super::repack::Seen;
 use super::testing::KeyValue;
 use super::tree::model::{Model, check};
 use super::{
-    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Selected, Selection, SortTarget, Tree, select,
+    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacking, Selected, Selection, SortTarget, Tree, select,
 };
 use etcd_wire::etcdserverpb::RangeResponse;
 
@@ -72,6 +73,10 @@ enum TreeOp {
     /// Continues with a tree that was loaded from the same entries, packed or not.
     Reload(bool),
     Drop,
+    Repack {
+        from: u16,
+        what: u8,
+    },
     Look {
         key: Key,
         from: u16,
@@ -130,6 +135,21 @@ pub fn tree(data: &[u8]) {
                 tree = Tree::load(model.values().map(KeyValue::entry), packing(is_packed));
             }
             TreeOp::Drop => snapshots.clear(),
+            TreeOp::Repack { from, what } => {
+                let what = match what % 3 {
+                    0 => Repacking::PackCold,
+                    1 => Repacking::PackAll,
+                    _ => Repacking::UnpackHot,
+                };
+                let from = format!("/run/{from:05}");
+                if let Ok(repacked) = tree.repack(from.as_bytes(), what, 1 << 14) {
+                    let mut seen = Seen::default();
+                    for (tree, _) in snapshots.iter_mut() {
+                        tree.put_repacked(&repacked, &mut seen);
+                    }
+                    tree.put_repacked(&repacked, &mut seen);
+                }
+            }
             TreeOp::Look { key, from, to } => look(&tree, &model, &key.bytes(), from.into(), to.into()),
         }
         if revision > 60 {

@@ -123,23 +123,24 @@ pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
 
 /// Decompresses the entries whose packed block has others that are not in the leaf. Those of a damaged block stay: who
 /// reads them is told.
-fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
+pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
     let mut unpacker = Unpacker::default();
     let mut from = 0;
-    while let Some(rest) = entries.get_mut(from..).filter(|rest| !rest.is_empty()) {
-        let Err((block, _)) = rest[0].parts() else {
+    while let Some(first) = entries.get(from) {
+        let Err((block, _)) = first.parts() else {
             from += 1;
             continue;
         };
         let block = Arc::clone(block);
         let of_block =
             |stored: &&StoredEntry| stored.parts().is_err_and(|(other, _)| Arc::ptr_eq(other, &block));
+        // A key that was inserted since may lie between entries of the block.
         let (all, together) = (
-            rest.iter().filter(of_block).count(),
-            rest.iter().take_while(of_block).count(),
+            entries.iter().filter(of_block).count(),
+            entries[from..].iter().take_while(of_block).count(),
         );
         if all < block.len() {
-            for stored in &mut rest[..together] {
+            for stored in &mut entries[from..from + together] {
                 if let Ok(entry) = unpacker.read(stored) {
                     let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
                     exchange(stored, if is_small { entry } else { entry.detached() }, ledger);
@@ -153,9 +154,9 @@ fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
 /// Puts the same entry, from another place, where `stored` is.
 fn exchange(stored: &mut StoredEntry, entry: Entry, ledger: &mut Ledger) {
     ledger.leave_block(stored);
-    ledger.entry_bytes -= stored.memory_bytes();
+    ledger.remove(stored);
     *stored = entry.into();
-    ledger.entry_bytes += stored.memory_bytes();
+    ledger.add(stored);
 }
 
 #[cfg(test)]
@@ -278,6 +279,17 @@ mod tests {
         for (stored, plain) in stored.iter().zip(left) {
             assert_eq!(stored.read(), plain.read());
         }
+    }
+
+    #[test]
+    fn whole_packed_block_stays_though_another_entry_lies_between_its_own() {
+        let mut stored = entries(&[300; 10]);
+        pack(&mut stored, 0);
+        stored.insert(4, entries(&[10])[0].clone());
+        let mut ledger = Ledger::of(&stored);
+        gather(&mut stored, &mut ledger);
+        let packed: Vec<_> = stored.iter().map(StoredEntry::is_packed).collect();
+        assert_eq!(packed, [[true; 4].as_slice(), &[false], &[true; 6]].concat());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::{
     event_log::{Batch, Change, EventLog},
     missed::Missed,
     packed::CorruptBlock,
+    repack::{Repacked, Seen},
     tree::Tree,
 };
 
@@ -373,6 +374,16 @@ impl Store {
                 revision: last,
             }),
         })
+    }
+
+    /// Puts leaves that were packed or unpacked in the place of those that they were made from, in every state that has them.
+    pub fn put_repacked(&mut self, repacked: &Repacked) {
+        let mut seen = Seen::default();
+        let bytes = self.tree.put_repacked(repacked, &mut seen);
+        self.tree.count_kept_by_readers(bytes);
+        for segment in self.closed.iter_mut().chain([&mut self.open]) {
+            segment.checkpoint.put_repacked(repacked, &mut seen);
+        }
     }
 
     /// Memory of history in addition to the current tree, in bytes: entries that only history holds, nodes copied for

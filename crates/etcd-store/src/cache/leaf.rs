@@ -6,8 +6,15 @@
 use std::ops::Deref;
 
 use super::{
-    block::BLOCK_MAX_ENTRIES, gather::gather, ledger::Ledger, memory::class_bytes, pack::pack,
-    separator::separator_between, stored::StoredEntry,
+    block::BLOCK_MAX_ENTRIES,
+    gather::{gather, unpack_rests},
+    heat::Heat,
+    ledger::Ledger,
+    memory::class_bytes,
+    pack::{pack, unpack},
+    packed::CorruptBlock,
+    separator::separator_between,
+    stored::{StoredEntry, are_only_here},
 };
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
@@ -30,6 +37,7 @@ pub(super) struct Leaf {
     marks: [u8; LEAF_MAX],
     /// Memory of the leaf's blocks that is not of its entries: rounding, and bytes of entries that were replaced or removed.
     block_waste_bytes: u64,
+    pub(super) heat: Heat,
 }
 
 /// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
@@ -53,6 +61,7 @@ impl Leaf {
             entries,
             marks,
             block_waste_bytes: 0,
+            heat: Heat::default(),
         }
     }
 
@@ -66,7 +75,48 @@ impl Leaf {
 
     /// Packs neighbours together wherever that saves enough; returns whether it did. The caller counts the memory.
     pub(super) fn pack(&mut self, born: u64) -> bool {
+        self.heat.set_settled();
         pack(&mut self.entries, born)
+    }
+
+    /// The leaf with its entries packed wherever that saves enough; `None` if it saves nothing.
+    pub(super) fn packed(&self, born: u64) -> Option<Leaf> {
+        let mut leaf = self.clone();
+        let mut ledger = Ledger {
+            epoch: born,
+            ..Ledger::of(&leaf)
+        };
+        // A block from which entries were updated is packed anew, with them.
+        unpack_rests(&mut leaf.entries, &mut ledger);
+        if !leaf.pack(born) {
+            return None;
+        }
+        leaf.gather(&mut ledger);
+        (leaf.memory_bytes() < self.memory_bytes()).then_some(leaf)
+    }
+
+    /// The leaf with all its entries plain.
+    pub(super) fn unpacked(&self, born: u64) -> Result<Leaf, CorruptBlock> {
+        let mut leaf = self.clone();
+        unpack(&mut leaf.entries)?;
+        let mut ledger = Ledger {
+            epoch: born,
+            ..Ledger::of(&leaf)
+        };
+        leaf.gather(&mut ledger);
+        leaf.heat = Heat::default();
+        Ok(leaf)
+    }
+
+    /// Whether nothing else has one of the entries: no event of the window, no other state of the history, no response.
+    /// Otherwise its memory would not be freed by packing it.
+    pub(super) fn has_its_entries_alone(&self) -> bool {
+        are_only_here(&self.entries)
+    }
+
+    /// Memory of the entries, of their list and of the blocks, in bytes.
+    fn memory_bytes(&self) -> u64 {
+        self.iter().map(StoredEntry::memory_bytes).sum::<u64>() + self.list_bytes()
     }
 
     /// Gathers the entries that can be moved in blocks of this leaf's own.
@@ -118,6 +168,7 @@ impl Leaf {
     /// Replaces the entry at `index` by another one of the same key; returns the old one.
     pub(super) fn replace(&mut self, index: usize, entry: StoredEntry, ledger: &mut Ledger) -> StoredEntry {
         debug_assert_eq!(self.entries[index].key(), entry.key());
+        self.heat.record_write();
         let old = std::mem::replace(&mut self.entries[index], entry);
         self.release(&old, ledger);
         old
@@ -130,6 +181,7 @@ impl Leaf {
         entry: StoredEntry,
         ledger: &mut Ledger,
     ) -> Option<RightHalf> {
+        self.heat.record_write();
         if self.entries.len() < LEAF_MAX {
             self.insert_within(index, entry);
             return None;
@@ -158,6 +210,7 @@ impl Leaf {
 
     /// Removes and returns the entry at `index`.
     pub(super) fn remove(&mut self, index: usize, ledger: &mut Ledger) -> StoredEntry {
+        self.heat.record_write();
         self.marks.copy_within(index + 1.., index);
         let removed = self.entries.remove(index);
         self.release(&removed, ledger);

@@ -1,6 +1,6 @@
 //! Memory of a tree, as modifications count it.
 
-use super::stored::StoredEntry;
+use super::{node::Node, stored::StoredEntry};
 
 /// Memory accounting of a tree.
 #[derive(Clone, Copy, Default)]
@@ -8,6 +8,10 @@ pub(super) struct Ledger {
     pub(super) epoch: u64,
     /// Memory of all entries of this tree, shared or not, in bytes.
     pub(super) entry_bytes: u64,
+    /// The part of it that packed entries take.
+    pub(super) packed_bytes: u64,
+    /// Length of the packed entries as fields `kvs`, in bytes.
+    pub(super) packed_encoded_bytes: u64,
     /// Memory of all nodes of this tree, shared or not, in bytes, and of blocks beyond their entries.
     pub(super) node_bytes: u64,
     /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes.
@@ -22,11 +26,41 @@ pub(super) struct Ledger {
 
 impl Ledger {
     /// Of a tree with these entries, without nodes.
-    #[cfg(test)]
     pub(super) fn of(entries: &[StoredEntry]) -> Ledger {
-        Ledger {
-            entry_bytes: entries.iter().map(StoredEntry::memory_bytes).sum(),
-            ..Ledger::default()
+        let mut ledger = Ledger::default();
+        for stored in entries {
+            ledger.add(stored);
+        }
+        ledger
+    }
+
+    /// Counts an entry of the tree.
+    pub(super) fn add(&mut self, stored: &StoredEntry) {
+        self.entry_bytes += stored.memory_bytes();
+        if stored.is_packed() {
+            self.packed_bytes += stored.memory_bytes();
+            self.packed_encoded_bytes += stored.encoded_len() as u64;
+        }
+    }
+
+    /// Counts a leaf with its entries.
+    pub(super) fn add_leaf(&mut self, leaf: &Node) {
+        self.node_bytes += leaf.memory_bytes();
+        leaf.entries().iter().for_each(|stored| self.add(stored));
+    }
+
+    /// Counts a leaf with its entries no longer.
+    pub(super) fn remove_leaf(&mut self, leaf: &Node) {
+        self.node_bytes -= leaf.memory_bytes();
+        leaf.entries().iter().for_each(|stored| self.remove(stored));
+    }
+
+    /// Counts an entry no longer.
+    pub(super) fn remove(&mut self, stored: &StoredEntry) {
+        self.entry_bytes -= stored.memory_bytes();
+        if stored.is_packed() {
+            self.packed_bytes -= stored.memory_bytes();
+            self.packed_encoded_bytes -= stored.encoded_len() as u64;
         }
     }
 

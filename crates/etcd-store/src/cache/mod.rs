@@ -10,6 +10,7 @@
 //! | `stored` | an entry as a leaf keeps it: plain, or in a packed block |
 //! | `block`, `gather` | small entries of a leaf in one allocation |
 //! | `pack`, `packed` | entries of a leaf, compressed together |
+//! | `repack`, `heat` | leaves of a tree in use, packed and unpacked |
 //! | `ledger` | memory of a tree, as modifications count it |
 //! | `tree`, `node`, `leaf`, `separator` | the persistent B+tree in key order, with counts and sizes |
 //! | `builder`, `arrived` | a tree that is being loaded |
@@ -46,6 +47,7 @@ mod event_log;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 mod gather;
+mod heat;
 mod history;
 mod interval_tree;
 mod json;
@@ -57,6 +59,7 @@ mod node;
 mod pack;
 mod packed;
 mod query;
+mod repack;
 mod rope;
 mod select;
 mod separator;
@@ -78,10 +81,11 @@ pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
 pub use pack::Packing;
 pub use packed::CorruptBlock;
+pub use repack::{Repacked, Repacking};
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
 pub use stored::{StoredEntry, Unpacker};
-pub use tree::Tree;
+pub use tree::{PackedBytes, Tree};

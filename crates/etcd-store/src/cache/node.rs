@@ -133,6 +133,14 @@ impl Node {
         }
     }
 
+    /// The entries of a leaf; none of an inner node.
+    pub(super) fn entries(&self) -> &[StoredEntry] {
+        match &self.body {
+            Body::Leaf(leaf) => leaf,
+            Body::Inner(_) => &[],
+        }
+    }
+
     /// Memory of the node without its entries or children, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
         let lists = match &self.body {

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::block::ENTRY_MAX_BYTES;
 use super::entry::Entry;
-use super::packed::PackedBlock;
-use super::stored::StoredEntry;
+use super::packed::{CorruptBlock, PackedBlock};
+use super::stored::{StoredEntry, Unpacker};
 
 /// Bytes of the entries of a packed block at most, unless it has one entry. A read of one entry decompresses all.
 const PACKED_MAX_BYTES: usize = 16 << 10;
@@ -17,6 +18,8 @@ pub enum Packing {
     Never,
     /// Each leaf is packed wherever that saves enough. What is written later is plain.
     Always,
+    /// As soon as the tree takes more memory than this, in bytes: the following leaves, and meanwhile those before.
+    Above(u64),
 }
 
 /// Packs neighbouring entries together wherever that saves enough; returns whether it did. What is packed already stays as
@@ -49,6 +52,17 @@ pub(super) fn pack(entries: &mut [StoredEntry], born: u64) -> bool {
     is_packed
 }
 
+/// Decompresses all.
+pub(super) fn unpack(entries: &mut [StoredEntry]) -> Result<(), CorruptBlock> {
+    let mut unpacker = Unpacker::default();
+    for stored in entries.iter_mut().filter(|stored| stored.is_packed()) {
+        let entry = unpacker.read(stored)?;
+        // The block of a response is not one of the leaf's.
+        *stored = if entry.encoded_len() < ENTRY_MAX_BYTES { entry } else { entry.detached() }.into();
+    }
+    Ok(())
+}
+
 fn packed_block(group: &[StoredEntry], born: u64) -> Option<PackedBlock> {
     let entries: Option<Vec<&Entry>> = group.iter().map(StoredEntry::plain).collect();
     PackedBlock::new(&entries?, born)
@@ -59,8 +73,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cache::CorruptBlock;
-    use crate::cache::stored::Unpacker;
     use crate::cache::testing::{KeyValue, key_value};
     use crate::cache::{
         Answer, JsonAnswer, Packing, RangeQuery, ResponseHeader, Selected, Selection, Tree, select,

@@ -108,6 +108,22 @@ impl StoredEntry {
         }
     }
 
+    /// Address of what has the entry: its own allocation, or its block.
+    fn place(&self) -> usize {
+        match self.parts() {
+            Ok(entry) => entry.place(),
+            Err((block, _)) => Arc::as_ptr(block).addr(),
+        }
+    }
+
+    /// Number of references to what has the entry.
+    fn holders(&self) -> usize {
+        match self.parts() {
+            Ok(entry) => entry.holders(),
+            Err((block, _)) => Arc::strong_count(block),
+        }
+    }
+
     /// The fields before the value, and the encoded field `lease`, or nothing.
     pub(super) fn head_parts(&self) -> (&[u8], &[u8]) {
         match self.parts() {
@@ -164,6 +180,21 @@ impl Unpacker {
         let theirs = Entry::from_key_value(key_value);
         theirs.is_ok_and(|theirs| self.read(stored).is_ok_and(|ours| ours == theirs))
     }
+}
+
+/// Whether no one but the holder of `entries` has one of them, or a block of theirs.
+pub(super) fn are_only_here(entries: &[StoredEntry]) -> bool {
+    let mut from = 0;
+    while let Some(first) = entries.get(from) {
+        // Entries of one block need not be neighbours: a new key may lie between them.
+        let place = first.place();
+        let all = entries.iter().filter(|other| other.place() == place).count();
+        if first.holders() > all {
+            return false;
+        }
+        from += 1;
+    }
+    true
 }
 
 /// Prefetches entries into the CPU's cache: reads a byte of each, or, of entries shorter than `whole_below_bytes`, a

@@ -16,7 +16,7 @@ use prost::Message as _;
 use super::{Entry, RangeQuery, StoredEntry};
 use etcd_wire::etcdserverpb::RangeRequest;
 #[cfg(test)]
-pub(super) use strategies::{key_value, number, packing};
+pub(super) use strategies::{key_value, number, packing, repacking};
 
 /// The query that a request decodes to, unless it is refused.
 pub fn query_of(request: &RangeRequest) -> RangeQuery {

@@ -19,9 +19,18 @@ use etcd_wire::protobuf::to_usize;
 /// Entries in key order. Cloning it is O(1).
 #[derive(Clone, Default)]
 pub struct Tree {
-    root: Option<Arc<Node>>,
+    pub(super) root: Option<Arc<Node>>,
     summary: Summary,
-    ledger: Ledger,
+    pub(super) ledger: Ledger,
+}
+
+/// What packed entries take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedBytes {
+    /// Their memory, in bytes.
+    pub memory: u64,
+    /// Their length as fields `kvs`, in bytes.
+    pub encoded: u64,
 }
 
 impl Tree {
@@ -60,7 +69,10 @@ impl Tree {
         loop {
             match &node.body {
                 Body::Inner(inner) => node = &inner.slots[inner.slot_of(key)].node,
-                Body::Leaf(leaf) => return leaf.get(leaf.find(key)?),
+                Body::Leaf(leaf) => {
+                    leaf.heat.record_read();
+                    return leaf.get(leaf.find(key)?);
+                }
             }
         }
     }
@@ -70,7 +82,7 @@ impl Tree {
         let entry = StoredEntry::from(entry);
         let added = Summary::of(&entry);
         self.summary += added;
-        self.ledger.entry_bytes += entry.memory_bytes();
+        self.ledger.add(&entry);
         let Some(root) = &mut self.root else {
             let root = Node::leaf(Leaf::new(vec![entry]), self.ledger.epoch);
             self.ledger.node_bytes += root.memory_bytes();
@@ -80,7 +92,7 @@ impl Tree {
         let inserted = insert(root, entry, added, &mut self.ledger);
         if let Some((replaced, summary)) = &inserted.replaced {
             self.summary -= *summary;
-            self.ledger.entry_bytes -= replaced.memory_bytes();
+            self.ledger.remove(replaced);
         }
         if let Some(split) = inserted.split {
             let mut left = self.summary;
@@ -107,7 +119,7 @@ impl Tree {
         let root = self.root.as_mut()?;
         let (removed, summary) = remove(root, key, &mut self.ledger)?;
         self.summary -= summary;
-        self.ledger.entry_bytes -= removed.memory_bytes();
+        self.ledger.remove(&removed);
         self.shrink();
         Some(removed)
     }
@@ -208,14 +220,26 @@ impl Tree {
 
     /// Calls `visit` for each entry in key order, starting at `rank`, until it breaks.
     pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a StoredEntry) -> ControlFlow<()>) {
-        self.for_each_run_from(rank, |run| run.iter().try_for_each(&mut visit));
+        self.for_each_leaf_from(rank, |_, run| run.iter().try_for_each(&mut visit));
     }
 
-    /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks.
+    /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks. For packing,
+    /// they were read.
     pub(super) fn for_each_run_from<'a>(
         &'a self,
         rank: u64,
         mut visit: impl FnMut(&'a [StoredEntry]) -> ControlFlow<()>,
+    ) {
+        self.for_each_leaf_from(rank, |leaf, run| {
+            leaf.heat.record_read();
+            visit(run)
+        });
+    }
+
+    fn for_each_leaf_from<'a>(
+        &'a self,
+        rank: u64,
+        mut visit: impl FnMut(&'a Leaf, &'a [StoredEntry]) -> ControlFlow<()>,
     ) {
         let mut skip = rank;
         if skip < self.summary.count
@@ -254,9 +278,27 @@ impl Tree {
         self.ledger.copied_for_readers_bytes
     }
 
+    /// Counts bytes that were replaced, as copied for the readers that may keep them.
+    pub(super) fn count_kept_by_readers(&mut self, bytes: u64) {
+        self.ledger.copied_for_readers_bytes += bytes;
+    }
+
     /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.ledger.entry_bytes + self.ledger.node_bytes
+    }
+
+    /// Memory of the packed entries, and their length as fields `kvs`, in bytes. O(1).
+    pub fn packed_bytes(&self) -> PackedBytes {
+        PackedBytes {
+            memory: self.ledger.packed_bytes,
+            encoded: self.ledger.packed_encoded_bytes,
+        }
+    }
+
+    /// Memory of the nodes, and of blocks beyond their entries, in bytes. O(1).
+    pub fn node_bytes(&self) -> u64 {
+        self.ledger.node_bytes
     }
 
     /// Damages the packed blocks of the first leaf, as faulty memory would.
@@ -274,10 +316,6 @@ impl Tree {
         }
     }
 
-    #[cfg(any(test, fuzzing, feature = "testing"))]
-    pub(super) fn root(&self) -> Option<&Node> {
-        self.root.as_deref()
-    }
 }
 
 impl std::fmt::Debug for Tree {
@@ -403,12 +441,12 @@ fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
 fn walk<'a>(
     node: &'a Node,
     skip: &mut u64,
-    visit: &mut impl FnMut(&'a [StoredEntry]) -> ControlFlow<()>,
+    visit: &mut impl FnMut(&'a Leaf, &'a [StoredEntry]) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     match &node.body {
         Body::Leaf(leaf) => {
             let from = to_usize(std::mem::take(skip));
-            visit(&leaf[from..])
+            visit(leaf, &leaf[from..])
         }
         Body::Inner(inner) => {
             for slot in &inner.slots {

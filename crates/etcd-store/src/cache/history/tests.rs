@@ -4,10 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::{
-    Entry, Packing, StoredEntry,
+    Entry, Packing, Repacking, StoredEntry,
     event_log::ChangeKind,
     node::{Body, Node},
-    testing::{KeyValue, key},
+    testing::{KeyValue, key, repacking},
+    tree::model::check,
 };
 
 type State = BTreeMap<Vec<u8>, KeyValue>;
@@ -98,6 +99,12 @@ enum Op {
     Compact(i64),
     Wait(u64),
     Read(prop::sample::Index),
+    /// Puts leaves in place that the last one has made anew, and makes others.
+    Repack {
+        from: usize,
+        what: Repacking,
+        max_bytes: u64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -111,6 +118,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0..30_i64).prop_map(Op::Compact),
         3 => (0..30_u64).prop_map(Op::Wait),
         6 => any::<prop::sample::Index>().prop_map(Op::Read),
+        3 => (0..400_usize, repacking(), prop_oneof![Just(1 << 20), 0..40_000_u64])
+            .prop_map(|(from, what, max_bytes)| Op::Repack { from, what, max_bytes }),
     ]
 }
 
@@ -119,6 +128,7 @@ struct Run {
     model: Model,
     now: Duration,
     limits: HistoryLimits,
+    repacked: Option<Repacked>,
 }
 
 impl Run {
@@ -148,6 +158,7 @@ impl Run {
             model,
             now: second(1000),
             limits,
+            repacked: None,
         }
     }
 
@@ -183,6 +194,18 @@ impl Run {
     fn apply(&mut self, op: Op) {
         let current = self.store.revision();
         match op {
+            Op::Repack {
+                from,
+                what,
+                max_bytes,
+            } => {
+                if let Some(repacked) = self.repacked.take() {
+                    self.store.put_repacked(&repacked);
+                    check(self.store.tree(), &self.model.states.last().unwrap().1);
+                }
+                let tree = self.store.tree().clone();
+                self.repacked = Some(tree.repack(&key(from), what, max_bytes).unwrap());
+            }
             Op::Txn { keys, before, after } => {
                 let revision = current + 1 + before;
                 let change = |(index, value): (usize, Option<usize>)| match value {
@@ -323,7 +346,7 @@ struct Reached(HashMap<usize, u64>);
 
 impl Reached {
     fn tree(&mut self, tree: &Tree) {
-        if let Some(root) = tree.root() {
+        if let Some(root) = tree.root.as_deref() {
             self.node(root);
         }
     }

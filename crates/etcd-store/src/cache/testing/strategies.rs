@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::KeyValue;
-use crate::cache::Packing;
+use crate::cache::{Packing, Repacking};
 
 /// Values of all relevant sizes: empty, short, around the threshold of copying, and large enough to be cut.
 fn value() -> impl Strategy<Value = Vec<u8>> {
@@ -17,7 +17,11 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
 }
 
 pub(in crate::cache) fn packing() -> impl Strategy<Value = Packing> {
-    prop_oneof![Just(Packing::Never), Just(Packing::Always)]
+    prop_oneof![
+        Just(Packing::Never),
+        Just(Packing::Always),
+        (0..400_000_u64).prop_map(Packing::Above)
+    ]
 }
 
 /// Revisions, versions and leases whose varints have every length.
@@ -36,4 +40,12 @@ prop_compose! {
     ) -> KeyValue {
         KeyValue { key, create_revision, mod_revision, version, value, lease }
     }
+}
+
+pub(in crate::cache) fn repacking() -> impl Strategy<Value = Repacking> {
+    prop::sample::select(vec![
+        Repacking::PackCold,
+        Repacking::PackAll,
+        Repacking::UnpackHot,
+    ])
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use super::{Node, Summary, Tree};
+use super::{Ledger, Node, Summary, Tree};
 use crate::cache::leaf::{LEAF_MAX, LEAF_MIN};
 use crate::cache::memory::class_bytes;
 use crate::cache::node::{Body, INNER_MAX, INNER_MIN};
@@ -142,7 +142,7 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
     );
     assert_eq!(tree.len(), model.len() as u64);
     assert_eq!(tree.is_empty(), model.is_empty());
-    let Some(root) = tree.root() else {
+    let Some(root) = tree.root.as_deref() else {
         assert!(model.is_empty());
         assert_eq!((tree.summary(), tree.memory_bytes()), (Summary::default(), 0));
         return;
@@ -158,10 +158,11 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
         checked.blocks.len(),
         "a block has entries of one leaf"
     );
-    let mut entry_bytes = 0;
+    let mut counted = Ledger::default();
     tree.for_each_from(0, |entry| {
-        entry_bytes += entry.memory_bytes();
+        counted.add(entry);
         ControlFlow::Continue(())
     });
-    assert_eq!(tree.ledger.entry_bytes, entry_bytes, "bytes of entries");
+    let of_entries = |ledger: &Ledger| (ledger.entry_bytes, ledger.packed_bytes, ledger.packed_encoded_bytes);
+    assert_eq!(of_entries(&tree.ledger), of_entries(&counted), "bytes of entries");
 }

@@ -3,9 +3,10 @@ use proptest::prelude::*;
 use super::model::{Model, check, check_node};
 use super::*;
 use crate::cache::{
-    Packing,
+    Packing, Repacking,
     leaf::LEAF_MAX,
-    testing::{KeyValue, key, packing},
+    repack::Seen,
+    testing::{KeyValue, key, packing, repacking},
 };
 
 const KEYS: usize = 4000;
@@ -43,6 +44,12 @@ enum Op {
     Swap,
     /// Continue with a tree that was loaded from the same entries.
     Reload(Packing),
+    /// Pack or unpack leaves, in all trees.
+    Repack {
+        from: usize,
+        what: Repacking,
+        max_bytes: u64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -57,6 +64,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::DropSnapshots),
         1 => Just(Op::Swap),
         1 => packing().prop_map(Op::Reload),
+        4 => (0..KEYS, repacking(), 0..60_000_u64)
+            .prop_map(|(from, what, max_bytes)| Op::Repack { from, what, max_bytes }),
     ]
 }
 
@@ -111,6 +120,17 @@ impl Pair {
             Op::DropSnapshots => snapshots.clear(),
             Op::Reload(packing) => {
                 self.tree = Tree::load(self.model.values().map(KeyValue::entry), packing);
+            }
+            Op::Repack {
+                from,
+                what,
+                max_bytes,
+            } => {
+                let repacked = self.tree.repack(&key(from), what, max_bytes).unwrap();
+                let mut seen = Seen::default();
+                for pair in snapshots.iter_mut().chain([self]) {
+                    pair.tree.put_repacked(&repacked, &mut seen);
+                }
             }
             Op::Swap => {
                 if let Some(other) = snapshots.first_mut() {
@@ -290,6 +310,6 @@ fn key_between_the_halves_of_a_split_is_found_after_insertion() {
         assert!(tree.insert(named(between.to_owned()).entry()).is_none());
         assert!(tree.get(between.as_bytes()).is_some(), "{between}");
         assert_eq!(tree.rank(between.as_bytes()), half as u64);
-        check_node(tree.root().unwrap(), true);
+        check_node(tree.root.as_deref().unwrap(), true);
     }
 }
