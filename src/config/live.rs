@@ -34,6 +34,7 @@ reloadable! {
     "cache-prefix": mirror.cache_prefix;
     "no-cache-prefix": mirror.no_cache_prefix;
     "cache-max-bytes": mirror.cache_max_bytes;
+    "cache-pack": mirror.cache_pack;
     "freshness-timeout": mirror.freshness_timeout;
     "serve-stale": mirror.serve_stale;
     "when-behind": forward.when_behind;

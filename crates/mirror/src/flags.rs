@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use etcd_store::cache::Packing;
 use rangecache_base::flags::{parse_bytes, parse_duration};
 use rangecache_base::memory;
 
@@ -34,11 +33,12 @@ pub struct MirrorConfig {
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub cache_max_bytes: Option<u64>,
 
-    /// Whether values are compressed in memory: `never`, or `always` as they are loaded. What is written later is not
+    /// When values are compressed in memory: `auto`, from three quarters of `--cache-max-bytes` on, first those that are not
+    /// read; `always`, as they are loaded, and again some time after they were written; or `never`
     ///
-    /// When to change it: memory is scarcer than CPU: objects that are text or protobuf take half of it or less, and each
-    /// 16 KB that are read take some microseconds more (docs/operations.md#deploy)
-    #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Never)]
+    /// When to change it: `always` if memory is scarcer than CPU: objects that are text or protobuf take half of it or less,
+    /// and each 16 KB that are read take some microseconds more (docs/operations.md#deploy)
+    #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Auto)]
     pub cache_pack: CachePack,
 
     /// Age up to which past revisions are answered from memory
@@ -91,19 +91,12 @@ pub struct MirrorConfig {
 /// When values are compressed in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CachePack {
+    /// From three quarters of `--cache-max-bytes` on.
+    Auto,
+    /// As they are loaded, and some time after they were written.
+    Always,
     /// Never.
     Never,
-    /// As they are loaded.
-    Always,
-}
-
-impl From<CachePack> for Packing {
-    fn from(when: CachePack) -> Packing {
-        match when {
-            CachePack::Never => Packing::Never,
-            CachePack::Always => Packing::Always,
-        }
-    }
 }
 
 impl MirrorConfig {

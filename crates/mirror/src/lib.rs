@@ -14,6 +14,7 @@
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `set` | places of mirrors, their memory together, and what drops them all |
 //! | `changes` | mirrors that a reload adds or removes |
+//! | `packing` | values compressed as memory becomes scarce |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
@@ -35,6 +36,7 @@ mod lifecycle;
 mod load;
 pub mod metrics;
 mod mirrors;
+mod packing;
 mod probe;
 mod set;
 mod stale;
@@ -99,6 +101,10 @@ pub fn start(
             restarting("verification", || verify::run(set, upstream, counted, interval)).await;
         });
     }
+    let packed = Arc::clone(&mirrors);
+    spawn(&mirrors, async move {
+        restarting("packing", || packing::run(&packed.set)).await;
+    });
     let contradicted = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
         restarting("history", || contradicted.drop_contradicted()).await;

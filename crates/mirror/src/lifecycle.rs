@@ -23,6 +23,7 @@ use super::feed::{Feed, FeedEnd, Feeding};
 use super::load::{Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
+use super::packing;
 use super::view::{Epoch, Mirror, ReaderEnd};
 use super::watch_hub;
 use etcd_store::cache::Store;
@@ -277,7 +278,7 @@ async fn load(
         pacing: &mirrors.load_pacing,
         tasks: &mirrors.tasks,
         telemetry: &mirrors.telemetry,
-        packing: mirrors.packing,
+        packing: packing::while_loading(&mirrors.set, mirror),
         mirror,
     };
     let loaded = load.run().await?;

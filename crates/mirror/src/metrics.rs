@@ -56,6 +56,24 @@ metric_group! {
         ///
         /// Useful when: sizing
         pub history_bytes: Gauge = "rangecache_mirror_history_bytes";
+        /// Memory of packed keys and values (`--cache-pack`), a part of `rangecache_mirror_memory_bytes`
+        ///
+        /// Useful when: sizing
+        pub packed_bytes: Gauge = "rangecache_mirror_packed_bytes";
+        /// Bytes of the packed keys and values as etcd sends them; divided by `rangecache_mirror_packed_bytes`, what packing
+        /// saves
+        ///
+        /// Useful when: sizing
+        pub packed_encoded_bytes: Gauge = "rangecache_mirror_packed_encoded_bytes";
+        /// Memory of the tree that finds keys, a part of `rangecache_mirror_memory_bytes`
+        ///
+        /// Useful when: sizing
+        pub index_bytes: Gauge = "rangecache_mirror_index_bytes";
+        /// Bytes of keys and values, as etcd sends them, that were packed or unpacked while in use; `to` is `packed` or
+        /// `plain`. Those that a load packs are not counted
+        ///
+        /// Useful when: it grows all the time: memory is too scarce, and packing costs CPU
+        pub repacked_bytes[to]: Counter = "rangecache_mirror_repacked_bytes_total", from_zero = ["packed", "plain"];
         /// Memory of replaced entries that only responses in flight keep; counts against `--cache-max-bytes`
         ///
         /// Useful when: slow readers

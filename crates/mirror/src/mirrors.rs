@@ -18,7 +18,7 @@ use super::metrics::RoomMetrics;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
-use etcd_store::cache::{HistoryLimits, Packing};
+use etcd_store::cache::HistoryLimits;
 use etcd_store::keyspace::Interval;
 use etcd_store::keyspace::scope::scopes;
 use rangecache_base::flags::Live;
@@ -42,7 +42,6 @@ pub struct Mirrors {
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) metrics: Arc<RoomMetrics>,
     pub(super) history_limits: HistoryLimits,
-    pub(super) packing: Packing,
     /// An operator has switched memory off.
     forwards_all: AtomicBool,
     /// Held while `forwards_all` and the hubs are switched.
@@ -122,7 +121,6 @@ impl Mirrors {
                 max_bytes: flags.history_max_bytes,
                 ..HistoryLimits::default()
             },
-            packing: flags.cache_pack.into(),
             forwards_all: AtomicBool::new(false),
             switching: Mutex::default(),
             live: live.clone(),

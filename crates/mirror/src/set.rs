@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::flags::MirrorConfig;
+use super::flags::{CachePack, MirrorConfig};
 use super::history::{Before, ClusterState, HistoryId, Verdict};
 use super::view::Mirror;
 use super::watch_hub::WatchHub;
@@ -129,7 +129,7 @@ impl MirrorSet {
     }
 
     /// Bound on the memory of all mirrors together (`--cache-max-bytes`).
-    fn max_bytes(&self) -> u64 {
+    pub(super) fn max_bytes(&self) -> u64 {
         self.live.load().max_bytes()
     }
 
@@ -144,16 +144,24 @@ impl MirrorSet {
         mirror.memory_bytes() <= self.budget_of(mirror)
     }
 
+    /// When values are packed (`--cache-pack`).
+    pub(super) fn cache_pack(&self) -> CachePack {
+        self.live.load().cache_pack
+    }
+
+    /// Memory of all mirrors, loads in progress included.
+    pub(super) fn used_bytes(&self) -> u64 {
+        let used = |mirror: &Mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed);
+        self.all().map(used).sum()
+    }
+
     /// Bytes by which the mirrors, what readers keep of their old views, and loads in progress exceed
     /// `--cache-max-bytes`, as far as giving up readers can help.
     pub(super) fn excess_held_bytes(&self) -> u64 {
         // Readers may keep views of removed mirrors.
         let every = self.every().map(|slot| &slot.mirror);
         let held: u64 = every.map(Mirror::held_bytes).sum();
-        let own = self
-            .all()
-            .map(|mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed));
-        (held + own.sum::<u64>())
+        (held + self.used_bytes())
             .saturating_sub(self.max_bytes())
             .min(held)
     }

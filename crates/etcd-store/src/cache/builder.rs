@@ -318,9 +318,12 @@ mod tests {
         };
         assert_eq!(packed_bytes(plain), 0);
         let all = filled(&objects, Packing::Never).encoded_bytes();
-        assert!(packed_bytes(plain / 3) > all / 5 * 4, "those before were packed, too");
+        assert!(
+            packed_bytes(plain / 3) > all / 5 * 4,
+            "those before were packed, too"
+        );
         let some = packed_bytes(plain / 10 * 9);
-        assert!(some > all / 5 && some < all / 2, "{some} of {all} bytes");
+        assert!(some > all / 10 && some < all / 2, "{some} of {all} bytes");
         let mut builder = TreeBuilder::new(Packing::Above(plain / 2));
         for object in &objects {
             builder.push(message(object)).unwrap();

@@ -15,12 +15,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 
-use super::select::model::{HEADER, answered, expected};
 use super::repack::Seen;
+use super::select::model::{HEADER, answered, expected};
 use super::testing::KeyValue;
 use super::tree::model::{Model, check};
 use super::{
-    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacking, Selected, Selection, SortTarget, Tree, select,
+    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacking, Selected, Selection, SortTarget, Tree,
+    select,
 };
 use etcd_wire::etcdserverpb::RangeResponse;
 

@@ -81,10 +81,10 @@ pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
 pub use pack::Packing;
 pub use packed::CorruptBlock;
-pub use repack::{Repacked, Repacking};
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
+pub use repack::{Repacked, Repacking};
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
 pub use stored::{StoredEntry, Unpacker};

@@ -58,7 +58,12 @@ pub(super) fn unpack(entries: &mut [StoredEntry]) -> Result<(), CorruptBlock> {
     for stored in entries.iter_mut().filter(|stored| stored.is_packed()) {
         let entry = unpacker.read(stored)?;
         // The block of a response is not one of the leaf's.
-        *stored = if entry.encoded_len() < ENTRY_MAX_BYTES { entry } else { entry.detached() }.into();
+        *stored = if entry.encoded_len() < ENTRY_MAX_BYTES {
+            entry
+        } else {
+            entry.detached()
+        }
+        .into();
     }
     Ok(())
 }

@@ -130,8 +130,8 @@ impl Tree {
         self.root = Some(new);
         self.ledger.entry_bytes = self.ledger.entry_bytes + change.added.entries - change.removed.entries;
         self.ledger.packed_bytes = self.ledger.packed_bytes + change.added.packed - change.removed.packed;
-        self.ledger.packed_encoded_bytes = self.ledger.packed_encoded_bytes + change.added.packed_encoded
-            - change.removed.packed_encoded;
+        self.ledger.packed_encoded_bytes =
+            self.ledger.packed_encoded_bytes + change.added.packed_encoded - change.removed.packed_encoded;
         self.ledger.node_bytes = self.ledger.node_bytes + change.added.nodes - change.removed.nodes;
         change.removed.entries + change.removed.nodes
     }

@@ -315,7 +315,6 @@ impl Tree {
             };
         }
     }
-
 }
 
 impl std::fmt::Debug for Tree {

@@ -31,6 +31,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::load::LoadedBy;
+use super::packing::make_room;
 use history_check::others_continue;
 use lag::Lateness;
 use opening::{PROGRESS_PAUSE_FIRST, PROGRESS_PAUSE_LAST};
@@ -127,7 +128,7 @@ impl Feed<'_> {
                     if !response.events.is_empty() || self.assembler.revision() > before {
                         lateness.record_advance();
                     }
-                    if !set.within_budget(mirror) {
+                    if !make_room(set, mirror, epoch).await? {
                         return Err(FeedEnd::OverBudget);
                     }
                 }

@@ -368,7 +368,7 @@ impl<'a> Gathered<'a> {
     async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
         self.pacing.charge(response.kvs.len() as u64 * KEY_COST_BYTES);
         let bytes: usize = response.kvs.iter().map(Bytes::len).sum();
-        if self.load.packing == Packing::Always && bytes > PACKED_AT_ONCE_BYTES {
+        if self.load.packing != Packing::Never && bytes > PACKED_AT_ONCE_BYTES {
             // Milliseconds, in which this thread can serve calls.
             let builder = std::mem::take(&mut self.builder);
             let adding = tokio::task::spawn_blocking(move || push_all(builder, response.kvs));

@@ -51,6 +51,12 @@ impl PastRevisions {
         self.0.run_pending_tasks();
     }
 
+    /// Drops all states: they share leaves that the mirror has no longer.
+    pub(crate) fn clear(&self) {
+        self.0.invalidate_all();
+        self.0.run_pending_tasks();
+    }
+
     /// Memory of all states, in bytes; a state that was just built or dropped may not be included yet.
     pub(crate) fn bytes(&self) -> u64 {
         self.0.weighted_size()

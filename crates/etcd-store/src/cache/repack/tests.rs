@@ -54,7 +54,11 @@ fn leaf_that_was_read_is_packed_at_the_second_look_and_with_all_at_once() {
     assert_eq!(packed.encoded, all);
     assert_eq!(store.memory_bytes(), packed.memory + store.tree().node_bytes());
     assert!(store.memory_bytes() * 2 < plain);
-    assert_eq!(repack(&mut store, PackAll), 0, "what is packed is not packed again");
+    assert_eq!(
+        repack(&mut store, PackAll),
+        0,
+        "what is packed is not packed again"
+    );
 
     let mut store = loaded(Packing::Never);
     store.tree().get(&key(0));
@@ -80,7 +84,10 @@ fn every_state_of_the_history_has_the_same_leaves() {
     put(&mut store, 0, 4);
     let history = store.history_bytes();
     let plain = store.memory_bytes();
-    assert_eq!(repack(&mut store, PackAll), store.tree().summary().encoded_bytes - leaf_bytes(&store));
+    assert_eq!(
+        repack(&mut store, PackAll),
+        store.tree().summary().encoded_bytes - leaf_bytes(&store)
+    );
     assert_eq!(store.history_bytes(), history);
     assert!(store.memory_bytes() * 2 < plain);
     for revision in 1..=4 {
@@ -122,7 +129,11 @@ fn leaf_with_updates_is_packed_anew_and_only_one_that_was_read_is_unpacked() {
     let block = store.tree().get(&key(0)).unwrap().memory_bytes();
     assert_eq!(block, store.tree().get(&key(LEAF_MAX)).unwrap().memory_bytes());
     assert!(store.tree().memory_bytes() < packed + packed / 10);
-    assert_eq!(repack(&mut store, UnpackHot), 2 * leaf_bytes(&store), "both were read here");
+    assert_eq!(
+        repack(&mut store, UnpackHot),
+        2 * leaf_bytes(&store),
+        "both were read here"
+    );
     assert!(!is_packed(store.tree(), 0) && is_packed(store.tree(), 2 * LEAF_MAX));
     store.tree().get(&key(0));
     assert_eq!(repack(&mut store, UnpackHot), leaf_bytes(&store));
@@ -158,7 +169,11 @@ fn steps_continue_where_the_last_one_ended() {
     loop {
         let repacked = store.tree().clone().repack(&from, PackAll, 1).unwrap();
         store.put_repacked(&repacked);
-        assert_eq!(repacked.encoded_bytes(), leaf_bytes(&store), "a leaf in each step");
+        assert_eq!(
+            repacked.encoded_bytes(),
+            leaf_bytes(&store),
+            "a leaf in each step"
+        );
         steps += 1;
         match repacked.next() {
             Some(next) => from = next.to_vec(),
@@ -166,7 +181,10 @@ fn steps_continue_where_the_last_one_ended() {
         }
     }
     assert_eq!(steps, LEAVES);
-    assert_eq!(store.tree().packed_bytes().encoded, store.tree().summary().encoded_bytes);
+    assert_eq!(
+        store.tree().packed_bytes().encoded,
+        store.tree().summary().encoded_bytes
+    );
 }
 
 #[test]

@@ -163,6 +163,12 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
         counted.add(entry);
         ControlFlow::Continue(())
     });
-    let of_entries = |ledger: &Ledger| (ledger.entry_bytes, ledger.packed_bytes, ledger.packed_encoded_bytes);
+    let of_entries = |ledger: &Ledger| {
+        (
+            ledger.entry_bytes,
+            ledger.packed_bytes,
+            ledger.packed_encoded_bytes,
+        )
+    };
     assert_eq!(of_entries(&tree.ledger), of_entries(&counted), "bytes of entries");
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Store};
+use etcd_store::cache::{Applied, Change, Repacked, Store, Tree};
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
 
@@ -154,6 +154,9 @@ impl Mirror {
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
         self.metrics.history_bytes.set(0);
+        self.metrics.packed_bytes.set(0);
+        self.metrics.packed_encoded_bytes.set(0);
+        self.metrics.index_bytes.set(0);
         Ok(())
     }
 
@@ -229,24 +232,66 @@ impl Mirror {
             revision: store.revision(),
             history: contents.history.id,
         };
-        self.held_views.record(store);
         self.loading_bytes.store(0, Ordering::Relaxed);
-        let rebuilt_bytes = loaded.past.bytes();
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.record_memory(loaded);
         self.metrics.revision.set(view.revision);
         self.metrics.keys.set(gauge(view.tree.len()));
-        self.metrics
-            .memory_bytes
-            .set(gauge(store.memory_bytes() + rebuilt_bytes));
-        self.metrics
-            .history_bytes
-            .set(gauge(store.history_bytes() + rebuilt_bytes));
         self.metrics.oldest_revision.set(store.oldest_revision());
         self.metrics.in_service.set(1);
         contents.history.note_known(view.revision);
         self.state.store(Arc::new(State::In(view)));
         self.was_in_service.store(true, Ordering::Relaxed);
         self.changed.send_replace(());
+        Ok(())
+    }
+
+    fn record_memory(&self, loaded: &LoadedStore) {
+        let store = &loaded.store;
+        self.held_views.record(store);
+        let (rebuilt_bytes, packed) = (loaded.past.bytes(), store.tree().packed_bytes());
+        let metrics = &self.metrics;
+        metrics
+            .memory_bytes
+            .set(gauge(store.memory_bytes() + rebuilt_bytes));
+        metrics
+            .history_bytes
+            .set(gauge(store.history_bytes() + rebuilt_bytes));
+        metrics.packed_bytes.set(gauge(packed.memory));
+        metrics.packed_encoded_bytes.set(gauge(packed.encoded));
+        metrics.index_bytes.set(gauge(store.tree().node_bytes()));
+    }
+
+    /// The current keys; `None` while nothing is loaded.
+    pub(crate) fn current_tree(&self, epoch: Epoch) -> Result<Option<Tree>, StaleEpoch> {
+        let contents = self.contents_of(epoch)?;
+        Ok(contents.loaded.as_ref().map(|loaded| loaded.store.tree().clone()))
+    }
+
+    /// Puts leaves that were packed or unpacked in the place of those that they were made from. Keys, revision and state of
+    /// service stay as they are.
+    pub(crate) fn put_repacked(&self, epoch: Epoch, repacked: &Repacked) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        let Some(loaded) = &mut contents.loaded else {
+            return Ok(());
+        };
+        loaded.store.put_repacked(repacked);
+        loaded.past.clear();
+        let tree = || loaded.store.tree().clone();
+        let with_tree = |view: &View| View {
+            tree: tree(),
+            ..view.clone()
+        };
+        let state = match &**self.state.load() {
+            State::In(view) => Some(State::In(with_tree(view))),
+            State::Out { reason, last } => last.as_ref().map(|view| State::Out {
+                reason: *reason,
+                last: Some(with_tree(view)),
+            }),
+        };
+        if let Some(state) = state {
+            self.state.store(Arc::new(state));
+            self.record_memory(loaded);
+        }
         Ok(())
     }
 
@@ -276,6 +321,10 @@ impl Mirror {
             }
         }
     }
+}
+
+fn gauge(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
