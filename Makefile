@@ -210,6 +210,12 @@ bench-behind: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ##
 	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_BEHIND=1 \
 	  $(GO) test -count=1 -timeout 20m -run TestBehind -v ./...
 
+.PHONY: bench-packing
+bench-packing: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure how much memory objects of a kube-apiserver take, plain and packed; option: KUBE_OBJECTS=2000
+	$(CARGO) build --release --locked --bin rangecache
+	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_PACKING=1 KUBE_OBJECTS=$(or $(KUBE_OBJECTS),2000) \
+	  $(GO) test -count=1 -timeout 20m -run TestPacking -v ./...
+
 # Lists the crates that the binary is built from. C code (jemalloc, aws-lc) is listed under its crate; glibc and Rust's
 # standard library belong to the toolchain and are not listed.
 .PHONY: sbom

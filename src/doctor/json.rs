@@ -54,6 +54,7 @@ fn group(group: &KeyGroup) -> Value {
         "keys": group.range.keys,
         "bytes": group.encoded_bytes(),
         "memory_bytes": group.memory_bytes(),
+        "packed_bytes": group.packed_bytes(),
         "largest_bytes": group.sample.largest_bytes,
         "mirrored": group.mirror.is_some(),
     })

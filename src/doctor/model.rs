@@ -218,6 +218,11 @@ impl KeyGroup {
     pub(super) fn memory_bytes(&self) -> u64 {
         self.sample.memory_bytes_of(self.range.keys)
     }
+
+    /// Estimated size of all keys in the cache once they are packed, in bytes.
+    pub(super) fn packed_bytes(&self) -> u64 {
+        self.sample.packed_bytes_of(self.range.keys)
+    }
 }
 
 /// Sizes of the keys of a group that were read: a sample, or all.
@@ -229,6 +234,8 @@ pub(super) struct SizeSample {
     pub(super) encoded_bytes: u64,
     /// Size in the cache.
     pub(super) memory_bytes: u64,
+    /// Size in the cache, packed.
+    pub(super) packed_bytes: u64,
     /// Size of the largest key-value, encoded.
     pub(super) largest_bytes: u64,
 }
@@ -240,6 +247,7 @@ impl SizeSample {
             keys: self.keys + other.keys,
             encoded_bytes: self.encoded_bytes + other.encoded_bytes,
             memory_bytes: self.memory_bytes + other.memory_bytes,
+            packed_bytes: self.packed_bytes + other.packed_bytes,
             largest_bytes: self.largest_bytes.max(other.largest_bytes),
         }
     }
@@ -252,6 +260,11 @@ impl SizeSample {
     /// Estimated size of `keys` such keys in the cache.
     pub(super) fn memory_bytes_of(&self, keys: u64) -> u64 {
         scaled(self.memory_bytes, keys, self.keys)
+    }
+
+    /// Estimated size of `keys` such keys in the cache once they are packed.
+    pub(super) fn packed_bytes_of(&self, keys: u64) -> u64 {
+        scaled(self.packed_bytes, keys, self.keys)
     }
 }
 
@@ -278,6 +291,8 @@ pub(super) struct MirrorEstimate {
     pub(super) encoded_bytes: u64,
     /// Keys, values and nodes.
     pub(super) memory_bytes: u64,
+    /// The same, packed.
+    pub(super) packed_bytes: u64,
     /// Past revisions, at the current rate of modifications.
     pub(super) history_bytes: u64,
 }

@@ -94,6 +94,7 @@ impl<'a> Resource<'a> {
             keys: group.range.keys,
             encoded_bytes: group.encoded_bytes(),
             memory_bytes: group.memory_bytes(),
+            packed_bytes: group.packed_bytes(),
             largest_bytes: group.sample.largest_bytes,
         });
         self.groups.push(group);

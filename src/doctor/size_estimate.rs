@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::client::PacedClient;
 use super::model::{KeyGroup, SizeSample};
-use etcd_store::cache::Entry;
+use etcd_store::cache::{Entry, Packing, Tree};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_upstream::{pace, page_limit};
@@ -30,6 +30,13 @@ impl SizeSample {
         self.encoded_bytes += encoded;
         self.memory_bytes += entry.loaded_bytes() + NODE_BYTES;
         self.largest_bytes = self.largest_bytes.max(encoded);
+    }
+
+    /// Adds what `entries`, which follow one another, take when they are packed. Of few keys that is rather too much.
+    fn add_packed(&mut self, entries: Vec<Entry>) {
+        let nodes = entries.len() as u64 * NODE_BYTES;
+        let tree = Tree::load(entries, Packing::Always);
+        self.packed_bytes += tree.memory_bytes() - tree.node_bytes() + nodes;
     }
 }
 
@@ -118,16 +125,18 @@ fn add_sample(
     response: &RangeResponse,
     last: &mut Bytes,
 ) -> Result<Option<Bytes>, String> {
-    let mut first = None;
+    let (mut first, mut added) = (None, Vec::new());
     for key_value in &response.kvs {
         let entry = Entry::from_key_value(key_value).map_err(|error| error.to_string())?;
         let key = Bytes::copy_from_slice(entry.key());
         if key > *last {
             group.sample.add(&entry);
+            added.push(entry);
             *last = key.clone();
         }
         first.get_or_insert(key);
     }
+    group.sample.add_packed(added);
     Ok(first.map(|first| {
         let shared = first.iter().zip(last.iter()).take_while(|(a, b)| a == b).count();
         first.slice(..shared)
@@ -154,12 +163,15 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
                     ..RangeRequest::default()
                 })
                 .await?;
+            let mut page = Vec::with_capacity(response.kvs.len());
             for key_value in &response.kvs {
                 let entry = Entry::from_key_value(key_value).map_err(|error| error.to_string())?;
                 group.sample.add(&entry);
                 bytes += entry.encoded_len() as u64;
                 key = successor(entry.key());
+                page.push(entry);
             }
+            group.sample.add_packed(page);
             pace(began, bytes, DEEP_BYTES_PER_SECOND).await;
             if !response.more || response.kvs.is_empty() {
                 break;
@@ -173,7 +185,6 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etcd_store::cache::Tree;
 
     /// A KeyValue in etcd's encoding.
     fn entry(key: &str, value_bytes: usize) -> Entry {
@@ -204,6 +215,26 @@ mod tests {
                 "{value_bytes}: {estimated} for {actual}"
             );
             assert_eq!(sample.encoded_bytes_of(20_000), tree.summary().encoded_bytes);
+        }
+    }
+
+    #[test]
+    fn estimate_of_what_is_packed_is_no_less_than_it_takes_and_not_twice_as_much() {
+        for value_bytes in [100, 1024, 10_240] {
+            let entries: Vec<Entry> = (0..20_000)
+                .map(|n| entry(&format!("/registry/pods/default/pod-{n:06}"), value_bytes))
+                .collect();
+            let mut sample = SizeSample::default();
+            for eight in entries.chunks(8).step_by(100) {
+                eight.iter().for_each(|entry| sample.add(entry));
+                sample.add_packed(eight.to_vec());
+            }
+            let tree = Tree::load(entries, Packing::Always);
+            let (estimated, actual) = (sample.packed_bytes_of(20_000), tree.memory_bytes());
+            assert!(
+                estimated * 11 / 10 >= actual && estimated < 2 * actual,
+                "{value_bytes}: {estimated} for {actual}"
+            );
         }
     }
 }

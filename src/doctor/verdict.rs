@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::diagnosis::Severity;
 use crate::diagnosis::format::{bytes, counted, duration};
 use etcd_store::keyspace::scope::{Scope, scopes};
+use rangecache_mirror::CachePack;
 
 /// Bytes that a modification keeps in the history in addition to the entry that it replaced.
 const CHANGE_BYTES: u64 = 150;
@@ -101,6 +102,7 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
             keys,
             encoded_bytes: groups().map(KeyGroup::encoded_bytes).sum(),
             memory_bytes,
+            packed_bytes: groups().map(KeyGroup::packed_bytes).sum(),
             history_bytes: history.min(config.mirror.history_max_bytes),
         }
     };
@@ -108,9 +110,12 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
 }
 
 fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
-    let (keys, history) = report.mirrors.iter().fold((0, 0), |(keys, history), mirror| {
-        (keys + mirror.memory_bytes, history + mirror.history_bytes)
-    });
+    let sum = |of: &dyn Fn(&MirrorEstimate) -> u64| report.mirrors.iter().map(of).sum::<u64>();
+    let (plain, packed) = (
+        sum(&|mirror| mirror.memory_bytes),
+        sum(&|mirror| mirror.packed_bytes).min(sum(&|mirror| mirror.memory_bytes)),
+    );
+    let history = sum(&|mirror| mirror.history_bytes);
     let max = config.mirror.max_bytes();
     let source = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
@@ -118,14 +123,25 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
             "three quarters of the memory limit of this machine or container beyond 128 MiB; --cache-max-bytes sets it"
         }
     };
+    // The least that it can be.
+    let (least, packing) = match config.mirror.cache_pack {
+        CachePack::Never => (plain, "with --cache-pack=auto"),
+        CachePack::Always => (packed, "as --cache-pack=always has them"),
+        CachePack::Auto if plain + history > max / 4 * 3 => (
+            packed,
+            "as --cache-pack=auto has those that are not read, or all if it must",
+        ),
+        CachePack::Auto => (packed, "if memory were scarce"),
+    };
     let text = format!(
-        "keys and values need {}, past revisions {} at this rate (at most {} a mirror), of {} ({source})",
-        bytes(keys),
+        "keys and values need {} ({} packed, {packing}), past revisions {} at this rate (at most {} a mirror), of {} ({source})",
+        bytes(plain),
+        bytes(packed),
         bytes(history),
         bytes(config.mirror.history_max_bytes),
         bytes(max),
     );
-    if keys > max {
+    if least > max {
         let mirrors = if report.mirrors.len() == 1 {
             "the mirror is disabled (over budget)"
         } else {
@@ -136,11 +152,11 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
             format!("{text}: too little; {mirrors}, and their reads are forwarded"),
             format!(
                 "raise --cache-max-bytes to {} or more, or {}",
-                bytes(keys + keys / 4 + history),
-                what_to_leave_out(keyspace, keys, max)
+                bytes(least + least / 4 + history),
+                what_to_leave_out(keyspace, least, max)
             ),
         );
-    } else if keys + history > max / 10 * 9 {
+    } else if least + history > max / 10 * 9 {
         report.warn(
             Area::Memory,
             format!("{text}: little to spare"),
@@ -151,7 +167,7 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     }
 }
 
-/// Suggests the fewest prefixes without which the rest would fit.
+/// Suggests the fewest prefixes without which the rest would fit, of the bytes that are `needed` by all.
 fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
     let resources = keyspace.resources();
     let mut mirrored: Vec<&KeyGroup> = resources
@@ -160,11 +176,14 @@ fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
         .filter(|group| group.mirror.is_some() && !group.range.prefix.is_empty())
         .collect();
     mirrored.sort_by_key(|group| std::cmp::Reverse(group.memory_bytes()));
+    let all: u64 = mirrored.iter().map(|group| group.memory_bytes()).sum();
     let mut left = needed;
     let mut names = Vec::new();
     for group in mirrored.iter().take(NAMED) {
         names.push(group.name());
-        left -= group.memory_bytes().min(left);
+        // What is packed has about the same shares.
+        let share = u128::from(group.memory_bytes()) * u128::from(needed) / u128::from(all.max(1));
+        left = left.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX));
         if left <= max / 10 * 9 {
             return format!("leave out large prefixes: --no-cache-prefix {}", names.join(","));
         }
@@ -290,6 +309,7 @@ mod tests {
                 keys: 1,
                 encoded_bytes: 1024,
                 memory_bytes: 1100,
+                packed_bytes: 500,
                 largest_bytes: 1024,
             },
         }
@@ -337,6 +357,29 @@ mod tests {
     }
 
     #[test]
+    fn mirror_that_fits_once_it_is_packed_is_not_bad_unless_packing_is_off() {
+        let severity = |flags: &[&str]| {
+            let report = concluded(flags, vec![group("/registry/pods/", 10_000, Some(0))]);
+            let mut found = report.findings.iter();
+            let memory = found.find(|(area, _)| *area == Area::Memory);
+            memory.map(|(_, finding)| finding.severity)
+        };
+        // 11 MB plain, 5 MB packed.
+        for (limit, pack, expected) in [
+            ("10MB", "auto", Severity::Good),
+            ("10MB", "always", Severity::Good),
+            ("10MB", "never", Severity::Bad),
+            ("20MB", "never", Severity::Good),
+            ("5200000", "auto", Severity::Warning),
+            ("4MB", "auto", Severity::Bad),
+            ("4MB", "always", Severity::Bad),
+        ] {
+            let found = severity(&["--cache-max-bytes", limit, "--cache-pack", pack]);
+            assert_eq!(found, Some(expected), "{limit}, {pack}");
+        }
+    }
+
+    #[test]
     fn large_mirror_that_fits_is_good() {
         let groups = vec![group("/registry/pods/", 5_000, Some(0))];
         let report = concluded(&["--cache-max-bytes", "1GiB"], groups);
@@ -362,7 +405,7 @@ mod tests {
         assert!(has(&report, Area::Verdict, Severity::Good, largest), "{report:?}");
         let events = "/registry/events/ needs";
         assert!(has(&report, Area::Memory, Severity::Good, events), "{report:?}");
-        let report = concluded(&["--cache-max-bytes", "6MiB"], groups);
+        let report = concluded(&["--cache-max-bytes", "6MiB", "--cache-pack", "never"], groups);
         let leave_out = "--no-cache-prefix /registry/pods/";
         assert!(has(&report, Area::Memory, Severity::Bad, leave_out), "{report:?}");
     }

@@ -47,7 +47,7 @@ mod version_gate;
 pub mod view;
 pub mod watch_hub;
 
-pub use flags::{MirrorConfig, default_cache_bytes};
+pub use flags::{CachePack, MirrorConfig, default_cache_bytes};
 pub use metrics::{
     FreshnessMetrics, PrefixMetrics, QuorumChecks, STREAM_FALLBACKS, StreamFallbacks, Unreadable,
 };

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | below a half | values that are read are unpacked |
 //! | above three quarters | a load packs, and of what is loaded what was neither read nor written for a while |
-//! | above fifteen sixteenths | whatever can be |
+//! | above seven eighths | whatever can be |
 //! | above the whole | the feed of the mirror waits until there is room; if there is none, the mirror steps aside |
 //!
 //! The work is done in small steps off the threads that serve, with pauses between them. What is packed, and what that means
@@ -101,7 +101,7 @@ fn due(set: &MirrorSet, mirror: &Mirror) -> Option<Repacking> {
     match set.cache_pack() {
         CachePack::Always => Some(Repacking::PackCold),
         CachePack::Never => unpack(),
-        CachePack::Auto if used > max / 16 * 15 => Some(Repacking::PackAll),
+        CachePack::Auto if used > max / 8 * 7 => Some(Repacking::PackAll),
         CachePack::Auto if used > scarce_from(max) => Some(Repacking::PackCold),
         CachePack::Auto => unpack(),
     }

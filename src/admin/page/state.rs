@@ -43,6 +43,9 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 (pair("behind etcd by", &lag))
                 (pair("keys", &count(mirror.keys)))
                 (pair("memory", &bytes(mirror.memory_bytes)))
+                (pair("of it plain values", &bytes(plain_bytes(mirror))))
+                (pair("of it packed values", &packed_in_words(mirror)))
+                (pair("of it the index", &bytes(mirror.index_bytes)))
                 (pair("of it past revisions", &bytes(mirror.history_bytes)))
                 (pair("kept by slow readers", &bytes(mirror.held_bytes)))
                 (pair("readable from revision", &number(mirror.oldest_revision)))
@@ -52,6 +55,19 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// Memory of keys and values that are not packed, in bytes.
+fn plain_bytes(mirror: &MirrorStatus) -> u64 {
+    let others = mirror.history_bytes + mirror.packed_bytes + mirror.index_bytes;
+    mirror.memory_bytes.saturating_sub(others)
+}
+
+fn packed_in_words(mirror: &MirrorStatus) -> String {
+    match mirror.packed_bytes {
+        0 => "none".to_owned(),
+        packed => format!("{} for {}", bytes(packed), bytes(mirror.packed_encoded_bytes)),
     }
 }
 

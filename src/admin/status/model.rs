@@ -150,6 +150,12 @@ pub(crate) struct MirrorStatus {
     /// Bytes of keys, values and history.
     pub(crate) memory_bytes: u64,
     pub(crate) history_bytes: u64,
+    /// Bytes of packed keys and values (`--cache-pack`), a part of `memory_bytes`.
+    pub(crate) packed_bytes: u64,
+    /// Bytes of the same as etcd sends them.
+    pub(crate) packed_encoded_bytes: u64,
+    /// Bytes of the tree that finds keys, a part of `memory_bytes`.
+    pub(crate) index_bytes: u64,
     /// Bytes of replaced entries that only responses in flight keep.
     pub(crate) held_bytes: u64,
     /// Keys of the current or last load.
