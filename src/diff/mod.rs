@@ -189,3 +189,56 @@ fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<Difference> {
         kind,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etcd_store::cache::testing::KeyValue;
+
+    fn found(a: Option<&KeyValue>, b: Option<&KeyValue>) -> Option<String> {
+        difference(a.map(KeyValue::entry), b.map(KeyValue::entry)).map(|difference| difference.to_string())
+    }
+
+    #[test]
+    fn key_differs_if_any_field_does_and_its_value_is_never_printed() {
+        let one = KeyValue::new("a\n1", 5, "secret");
+        let later = KeyValue::new("a\n1", 7, "secret");
+        let other = KeyValue::new("a\n1", 5, "changed");
+        let leased = KeyValue {
+            lease: 3,
+            ..one.clone()
+        };
+        assert_eq!(found(None, None), None);
+        assert_eq!(found(Some(&one), Some(&one)), None);
+        assert_eq!(found(Some(&one), None).unwrap(), "only in A  a\\n1");
+        assert_eq!(found(None, Some(&one)).unwrap(), "only in B  a\\n1");
+        assert_eq!(
+            found(Some(&one), Some(&later)).unwrap(),
+            "differs    a\\n1  (modified at 5 in A, 7 in B)"
+        );
+        for same_revision in [&other, &leased] {
+            let text = found(Some(&one), Some(same_revision)).unwrap();
+            assert_eq!(text, "differs    a\\n1  (both modified at 5)");
+        }
+    }
+
+    #[test]
+    fn summary_says_what_was_compared_and_whether_there_is_more() {
+        let summary = |differences, is_cut| DiffSummary {
+            revision: 9,
+            keys: 3,
+            differences,
+            is_cut,
+        };
+        assert!(summary(0, false).is_equal() && !summary(1, false).is_equal());
+        assert_eq!(summary(0, false).to_string(), "equal: 3 keys at revision 9");
+        assert_eq!(
+            summary(2, false).to_string(),
+            "different: 2 of 3 keys at revision 9"
+        );
+        assert_eq!(
+            summary(2, true).to_string(),
+            "different: 2 of the first 3 keys at revision 9; raise --limit for more"
+        );
+    }
+}

@@ -232,3 +232,131 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         report.add(Area::Gates, finding);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::testing::{connected, etcd, nothing, status};
+
+    const MAY_READ: AuthFacts = AuthFacts {
+        is_accepted: true,
+        readable: Vec::new(),
+    };
+
+    async fn examined(urls: &[String], flags: &[&str], auth: &AuthFacts) -> Report {
+        let (config, members) = connected(urls, flags).await;
+        let mut report = Report::default();
+        examine(&config, &members, auth, &mut report).await;
+        report
+    }
+
+    /// Severity of the finding with this text, which there must be.
+    fn severity(report: &Report, text: &str) -> Severity {
+        let mut all = report.findings.iter().map(|(_, finding)| finding);
+        all.find(|finding| finding.text().contains(text) || finding.remedy.contains(text))
+            .unwrap_or_else(|| panic!("nothing about {text}: {report:?}"))
+            .severity
+    }
+
+    #[tokio::test]
+    async fn endpoint_that_is_away_is_bad_only_if_there_is_no_other() {
+        let etcd = etcd(status(1), &[]).await;
+        let away = nothing();
+        let report = examined(&[away.clone(), etcd.url.to_string()], &[], &MAY_READ).await;
+        assert_eq!(severity(&report, &away), Severity::Warning);
+        let report = examined(std::slice::from_ref(&away), &[], &MAY_READ).await;
+        assert_eq!(severity(&report, &away), Severity::Bad);
+    }
+
+    #[tokio::test]
+    async fn state_of_a_member_decides_what_is_found() {
+        let of = |change: fn(&mut StatusResponse)| {
+            let mut status = status(2);
+            change(&mut status);
+            status
+        };
+        for (status, text, expected) in [
+            (of(|_| ()), "etcd 3.7.3, follower", Severity::Good),
+            (
+                of(|status| status.is_learner = true),
+                "a learner does not vote",
+                Severity::Warning,
+            ),
+            (
+                of(|status| status.leader = 0),
+                "restore the quorum",
+                Severity::Bad,
+            ),
+            (
+                of(|status| status.errors = vec!["alarm:NOSPACE".into()]),
+                "alarm disarm",
+                Severity::Warning,
+            ),
+            (
+                of(|status| status.errors = vec!["alarm:CORRUPT".into()]),
+                "replace this member",
+                Severity::Warning,
+            ),
+            (
+                of(|status| status.db_size_quota = 4 << 20),
+                "of its quota",
+                Severity::Warning,
+            ),
+            (
+                of(|status| status.db_size_quota = 1 << 30),
+                "database 4 MiB",
+                Severity::Good,
+            ),
+            (
+                of(|status| status.version = "3.4.2".into()),
+                "stop at once",
+                Severity::Bad,
+            ),
+        ] {
+            let etcd = etcd(status, &[]).await;
+            let report = examined(&[etcd.url.to_string()], &["--old-etcd=refuse"], &MAY_READ).await;
+            assert_eq!(severity(&report, text), expected, "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn status_that_users_alone_may_read_is_not_a_fault_of_the_member() {
+        let refusing = rangecache_upstream::fake::FakeEtcd::start(async |_, _| Err((16, "no token"))).await;
+        let urls = [refusing.url.to_string()];
+        let refused = AuthFacts {
+            is_accepted: false,
+            ..MAY_READ
+        };
+        let report = examined(&urls, &[], &refused).await;
+        assert_eq!(severity(&report, "to users only"), Severity::Good);
+        let report = examined(&urls, &[], &MAY_READ).await;
+        assert_eq!(severity(&report, "the status call failed"), Severity::Bad);
+    }
+
+    #[tokio::test]
+    async fn members_that_are_not_named_and_foreign_ones_are_found() {
+        let known = |id, url: &str| Known {
+            id,
+            name: format!("member-{id}"),
+            client_urls: vec![url.to_owned()],
+            is_learner: false,
+        };
+        let all = [known(1, "http://a:2379"), known(2, "http://b:2379")];
+        let (first, second) = (etcd(status(1), &all).await, etcd(status(2), &all).await);
+        let (first, second) = (first.url.to_string(), second.url.to_string());
+        let report = examined(std::slice::from_ref(&first), &[], &MAY_READ).await;
+        assert_eq!(severity(&report, "member-2 (http://b:2379)"), Severity::Warning);
+        let report = examined(&[first.clone(), second], &[], &MAY_READ).await;
+        assert_eq!(
+            severity(&report, "all 2 members of the cluster are named"),
+            Severity::Good
+        );
+
+        let mut foreign = status(2);
+        foreign.header.as_mut().unwrap().cluster_id = 8;
+        let foreign = etcd(foreign, &all).await;
+        let report = examined(&[first, foreign.url.to_string()], &[], &MAY_READ).await;
+        assert_ne!(severity(&report, &foreign.url.to_string()), Severity::Bad);
+        assert!(report.severity() >= Severity::Warning, "{report:?}");
+    }
+}

@@ -205,3 +205,67 @@ pub(super) fn facts(members: &[Member]) -> Vec<EndpointFacts> {
     };
     members.iter().map(describe).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::Severity;
+    use crate::doctor::testing::{connected, etcd, nothing, status};
+
+    #[tokio::test]
+    async fn follower_that_serves_is_read_rather_than_the_leader_or_a_learner() {
+        let (leader, follower) = (etcd(status(1), &[]).await, etcd(status(2), &[]).await);
+        let learner = StatusResponse {
+            is_learner: true,
+            ..status(3)
+        };
+        let learner = etcd(learner, &[]).await;
+        let urls = [&learner, &leader, &follower].map(|etcd| etcd.url.to_string());
+        let best_of = async |urls: &[String]| {
+            let (_, members) = connected(urls, &[]).await;
+            best(&members).map(|member| member.url.to_string())
+        };
+        assert_eq!(best_of(&urls).await.as_ref(), Some(&urls[2]));
+        assert_eq!(best_of(&urls[..2]).await.as_ref(), Some(&urls[1]));
+        assert_eq!(best_of(&urls[..1]).await.as_ref(), Some(&urls[0]));
+        assert_eq!(best_of(&[nothing()]).await, None);
+    }
+
+    #[tokio::test]
+    async fn report_has_the_error_of_each_endpoint_or_its_status() {
+        let etcd = etcd(status(2), &[]).await;
+        let (_, members) = connected(&[etcd.url.to_string(), nothing()], &[]).await;
+        let [first, second] = &facts(&members)[..] else {
+            panic!("two endpoints")
+        };
+        assert_eq!((first.error.as_deref(), first.role), (None, Some("follower")));
+        assert_eq!(first.version.as_deref(), Some("3.7.3"));
+        assert_eq!((first.db_bytes, first.db_in_use_bytes), (4 << 20, 1 << 20));
+        let error = second.error.as_deref().unwrap();
+        assert!(
+            error.contains("refused") && !error.contains(&second.url),
+            "{error}"
+        );
+        assert_eq!((second.version.as_deref(), second.role), (None, None));
+    }
+
+    #[tokio::test]
+    async fn quorum_is_bad_only_if_no_member_answers() {
+        let etcd = etcd(status(1), &[]).await;
+        let check = async |urls: &[String]| {
+            let (_, members) = connected(urls, &[]).await;
+            let mut report = Report::default();
+            let quorum = check_quorum(&members, &mut report).await;
+            (quorum.auth_is_on, quorum.round_trip.is_some(), report.severity())
+        };
+        let (auth, is_measured, severity) = check(&[nothing(), etcd.url.to_string()]).await;
+        assert_eq!((auth, is_measured), (Some(false), true));
+        assert_ne!(severity, Severity::Bad);
+        // That nothing listens is the finding of another step.
+        let none = check(&[nothing()]).await;
+        assert_eq!(none, (None, false, Severity::Good));
+        let refusing = rangecache_upstream::fake::FakeEtcd::start(async |_, _| Err((14, "no leader"))).await;
+        let (auth, is_measured, severity) = check(&[refusing.url.to_string()]).await;
+        assert_eq!((auth, is_measured, severity), (None, false, Severity::Bad));
+    }
+}

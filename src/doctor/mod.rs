@@ -30,6 +30,8 @@ mod members;
 mod model;
 mod resources;
 mod size_estimate;
+#[cfg(test)]
+mod testing;
 mod text;
 mod verdict;
 mod watches;

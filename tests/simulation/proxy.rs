@@ -86,6 +86,8 @@ impl Settings {
         let is_watch_memory_small = chance.one_in(4);
         if is_watch_memory_small {
             flags.push("--watch-max-bytes=24KiB");
+            // Values are long enough to be packed.
+            flags.push("--cache-pack=always");
         }
         let watch_max_bytes = if is_watch_memory_small { 24 << 10 } else { 64 << 20 };
         let serves_stale = chance.one_in(3);

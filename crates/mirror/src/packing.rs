@@ -24,6 +24,8 @@ use etcd_store::cache::{Packing, Repacking};
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Length of the entries of one step in bytes: some milliseconds, and less than a millisecond of the lock on the mirror.
 const STEP_BYTES: u64 = 2 << 20;
+/// Length of the entries of a mirror up to which a step needs no thread of its own: some tenths of a millisecond.
+const AT_ONCE_BYTES: u64 = 64 << 10;
 /// Pause after a step, in times of its duration: a fifth of one core.
 const PAUSE_STEPS: u32 = 4;
 
@@ -123,9 +125,15 @@ async fn step(
     let Some(tree) = mirror.current_tree(epoch)? else {
         return Ok(());
     };
-    let making = tokio::task::spawn_blocking(move || tree.repack(&from, what, bytes));
-    match making.await {
-        Ok(Ok(repacked)) => {
+    let repacked = if tree.summary().encoded_bytes <= AT_ONCE_BYTES {
+        tree.repack(&from, what, bytes)
+    } else {
+        let making = tokio::task::spawn_blocking(move || tree.repack(&from, what, bytes));
+        // An error: the process stops.
+        making.await.map_err(|_| StaleEpoch)?
+    };
+    match repacked {
+        Ok(repacked) => {
             if !repacked.is_empty() {
                 mirror.put_repacked(epoch, &repacked)?;
                 let to = if what == Repacking::UnpackHot {
@@ -142,12 +150,10 @@ async fn step(
             *hand = repacked.next().unwrap_or_default().into();
             Ok(())
         }
-        Ok(Err(_)) => {
+        Err(_) => {
             mirror.report_damage();
             Err(StaleEpoch)
         }
-        // The process stops.
-        Err(_) => Err(StaleEpoch),
     }
 }
 

@@ -185,3 +185,93 @@ pub(super) fn gates(gates: &[GateStatus]) -> Markup {
     };
     section("gates", "Gates", &list)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::status::model::Stretch;
+
+    fn mirror() -> MirrorStatus {
+        MirrorStatus {
+            name: "everything".to_owned(),
+            reason: None,
+            revision: Some(7),
+            stale_age_ms: None,
+            lag_revisions: Some(1),
+            oldest_revision: Some(2),
+            keys: 10,
+            memory_bytes: 10 << 20,
+            history_bytes: 1 << 20,
+            packed_bytes: 2 << 20,
+            packed_encoded_bytes: 6 << 20,
+            index_bytes: 3 << 20,
+            held_bytes: 0,
+            load_keys: 9,
+            load_bytes: 1 << 20,
+            events: 3,
+            mismatches: 0,
+            timeline: Vec::new(),
+        }
+    }
+
+    fn card(mirror: &MirrorStatus) -> String {
+        card_of_mirror(mirror).into_string()
+    }
+
+    #[test]
+    fn memory_of_a_mirror_is_divided_into_what_takes_it() {
+        let html = card(&mirror());
+        for (title, value) in [
+            ("of it plain values", "4 MiB"),
+            ("of it packed values", "2 MiB for 6 MiB"),
+            ("of it the index", "3 MiB"),
+            ("of it past revisions", "1 MiB"),
+        ] {
+            let pair = pair(title, value).into_string();
+            assert!(html.contains(&pair), "{title}: {html}");
+        }
+        let plain = MirrorStatus {
+            packed_bytes: 0,
+            packed_encoded_bytes: 0,
+            ..mirror()
+        };
+        assert!(card(&plain).contains(&pair("of it packed values", "none").into_string()));
+        // Figures of different moments.
+        let odd = MirrorStatus {
+            memory_bytes: 1,
+            ..mirror()
+        };
+        assert_eq!(plain_bytes(&odd), 0);
+    }
+
+    #[test]
+    fn last_load_is_shown_while_the_mirror_is_out_of_service() {
+        assert!(!card(&mirror()).contains("last load"));
+        let out = MirrorStatus {
+            reason: Some(Reason::FeedLost),
+            revision: None,
+            lag_revisions: None,
+            ..mirror()
+        };
+        let html = card(&out);
+        assert!(html.contains("out of service: "));
+        assert!(html.contains(&pair("last load", "9 keys, 1 MiB").into_string()));
+        assert!(html.contains(&pair("behind etcd by", "–").into_string()));
+    }
+
+    #[test]
+    fn time_in_service_is_a_share_of_the_samples() {
+        let stretch = |reason, samples| Stretch { reason, samples };
+        let timeline = vec![
+            stretch(Some(Reason::Loading), 1),
+            stretch(None, 2),
+            stretch(Some(Reason::FeedLost), 1),
+        ];
+        let half = MirrorStatus { timeline, ..mirror() };
+        assert!(
+            timeline_in_words(&half).starts_with("in service 50"),
+            "{}",
+            timeline_in_words(&half)
+        );
+    }
+}

@@ -191,3 +191,42 @@ impl WatchMetrics {
         self.bytes.of("events").set(gauge(events));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stream_is_counted_where_it_is_served_until_it_ends() {
+        let metrics = WatchMetrics::default();
+        let memory = metrics.open_memory();
+        let streams: Vec<_> = [Reason::NotMirrored, Reason::NotMirrored, Reason::Loading]
+            .map(|reason| metrics.open_etcd(reason.as_str()))
+            .into();
+        assert_eq!(metrics.memory_streams(), 1);
+        let mut at_etcd: Vec<_> = metrics.etcd_streams().collect();
+        at_etcd.sort_by_key(|(_, count)| *count);
+        assert_eq!(at_etcd, [(Reason::Loading, 1), (Reason::NotMirrored, 2)]);
+        drop((memory, streams));
+        assert_eq!((metrics.memory_streams(), metrics.etcd_streams().count()), (0, 0));
+    }
+
+    #[test]
+    fn bytes_of_events_are_what_streams_and_topics_leave() {
+        let metrics = WatchMetrics::default();
+        let bytes = |kind: &'static str| metrics.bytes.of(kind).get();
+        metrics.set_bytes(30, 50, 100);
+        assert_eq!((bytes("topics"), bytes("events")), (30, 20));
+        // The three are not read at the same time.
+        metrics.set_bytes(30, 90, 100);
+        assert_eq!(bytes("events"), 0);
+    }
+
+    #[test]
+    fn response_with_events_counts_as_one() {
+        let metrics = WatchMetrics::default();
+        metrics.record_response();
+        metrics.record_events(3);
+        assert_eq!((metrics.responses.get(), metrics.events_sent()), (2, 3));
+    }
+}

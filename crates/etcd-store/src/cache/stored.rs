@@ -218,3 +218,73 @@ pub(super) fn touch(entries: &[StoredEntry], whole_below_bytes: usize) {
     }
     std::hint::black_box(touched);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::pack::pack;
+    use crate::cache::testing::KeyValue;
+
+    fn stored(count: usize) -> Vec<StoredEntry> {
+        let entry = |index| {
+            KeyValue::new(format!("{index:02}"), 1, vec![b'v'; 300])
+                .entry()
+                .into()
+        };
+        (0..count).map(entry).collect()
+    }
+
+    #[test]
+    fn entries_are_only_here_unless_something_else_has_one_or_its_block() {
+        let plain = stored(4);
+        assert!(are_only_here(&plain));
+        let held = plain[2].clone();
+        assert!(!are_only_here(&plain));
+        drop(held);
+        let mut packed = plain;
+        pack(&mut packed, 0);
+        // Another key between those of the block.
+        packed.insert(2, stored(1).remove(0));
+        assert!(are_only_here(&packed));
+        let unpacker = &mut Unpacker::default();
+        unpacker.read(&packed[0]).unwrap();
+        assert!(!are_only_here(&packed), "a response has the block");
+        assert!(
+            !are_only_here(&packed[1..]),
+            "the first of its entries is elsewhere"
+        );
+    }
+
+    #[test]
+    fn entry_is_the_same_only_with_every_field() {
+        let mut entries = stored(2);
+        let message = |kv: &KeyValue| kv.entry().key_value();
+        let same = KeyValue::new("01", 1, vec![b'v'; 300]);
+        let leased = KeyValue {
+            lease: 5,
+            ..same.clone()
+        };
+        for is_packed in [false, true] {
+            if is_packed {
+                assert!(pack(&mut entries, 0));
+            }
+            let mut unpacker = Unpacker::default();
+            assert!(unpacker.is_same(&entries[1], &message(&same)));
+            for other in [
+                &leased,
+                &KeyValue::new("01", 2, vec![b'v'; 300]),
+                &KeyValue::new("01", 1, "w"),
+            ] {
+                assert!(!unpacker.is_same(&entries[1], &message(other)));
+            }
+            assert!(!unpacker.is_same(&entries[0], &message(&same)));
+            assert!(!unpacker.is_same(&entries[1], b"not a message"));
+        }
+    }
+
+    #[test]
+    fn log_of_an_entry_has_its_key_and_not_its_value() {
+        let text = format!("{:?}", stored(1)[0]);
+        assert!(text.contains("00") && !text.contains("vvv"), "{text}");
+    }
+}
