@@ -278,7 +278,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         "Memory of all mirrors".to_owned(),
         &bounds::CACHE_MAX_BYTES,
         memory,
-        "At the bound a mirror is disabled (over budget), and its reads are forwarded.",
+        "At the bound values are packed (--cache-pack); a mirror that does not fit even then is disabled (over budget).",
     )];
     let histories = mirrors.iter().map(|mirror| {
         (

@@ -291,7 +291,7 @@ pub(super) struct MirrorEstimate {
     pub(super) encoded_bytes: u64,
     /// Keys, values and nodes.
     pub(super) memory_bytes: u64,
-    /// The same, packed.
+    /// Keys, values and nodes once they are packed.
     pub(super) packed_bytes: u64,
     /// Past revisions, at the current rate of modifications.
     pub(super) history_bytes: u64,

@@ -382,6 +382,7 @@ async fn stream_of_a_mirror_that_is_loaded_again_returns() {
     let rangecache = before(&etcd)
         .with("--cache-prefix", "/a/")
         .with("--cache-max-bytes", "2MiB")
+        .with("--cache-pack", "never")
         .with("--history-max-bytes", "256KiB")
         .with("--probe-interval", "50ms")
         .start()

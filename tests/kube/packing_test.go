@@ -96,7 +96,7 @@ func TestPacking(t *testing.T) {
 func writePod(ctx context.Context, server *apiserver, number int) error {
 	app := fmt.Sprintf("app-%03d", number/10)
 	labels := map[string]string{"app.kubernetes.io/name": app, "app.kubernetes.io/managed-by": "Helm", "pod-template-hash": "7c9d8b6f5d"}
-	container := func(name, image string) corev1.Container {
+	container := func(name, image string, port int32) corev1.Container {
 		return corev1.Container{
 			Name: name, Image: image, Args: []string{"--config=/etc/" + app + "/config.yaml", "--log-level=info"},
 			Env: []corev1.EnvVar{
@@ -104,12 +104,12 @@ func writePod(ctx context.Context, server *apiserver, number int) error {
 				{Name: "POD_NAMESPACE", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}},
 				{Name: "DATABASE_URL", Value: "postgres://" + app + "@database." + packedNamespace + ".svc:5432/" + app},
 			},
-			Ports: []corev1.ContainerPort{{Name: "http", ContainerPort: 8080}, {Name: "metrics", ContainerPort: 9090}},
+			Ports: []corev1.ContainerPort{{Name: name, ContainerPort: port}},
 			Resources: corev1.ResourceRequirements{
 				Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("100m"), corev1.ResourceMemory: resource.MustParse("128Mi")},
 				Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("256Mi")},
 			},
-			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromString("http")}}},
+			ReadinessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/ready", Port: intstr.FromString(name)}}},
 			VolumeMounts:   []corev1.VolumeMount{{Name: "config", MountPath: "/etc/" + app}, {Name: "data", MountPath: "/data"}},
 		}
 	}
@@ -123,7 +123,7 @@ func writePod(ctx context.Context, server *apiserver, number int) error {
 		},
 		Spec: corev1.PodSpec{
 			NodeName:   fmt.Sprintf("node-%03d", number%100),
-			Containers: []corev1.Container{container("app", "registry.example.com/team/"+app+":v1.2.3"), container("proxy", "registry.example.com/mesh/proxy:v3.4.5")},
+			Containers: []corev1.Container{container("app", "registry.example.com/team/"+app+":v1.2.3", 8080), container("proxy", "registry.example.com/mesh/proxy:v3.4.5", 9090)},
 			Volumes: []corev1.Volume{
 				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: app}}}},
 				{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},

@@ -391,11 +391,46 @@ async fn thousands_of_connections_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keyspace_over_budget_is_packed_and_stays_in_service_while_it_is_written() {
+    const KEYS: usize = 64;
+    // 16 MB of keys, and a budget of 8 MB.
+    let etcd = etcd_with(KEYS, 250_000).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-max-bytes", "8MiB")
+        .with("--history-max-bytes", "1MiB")
+        .start()
+        .await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let reads = [RangeRequest::one(format!("{PREFIX}0000")), RangeRequest::prefix(PREFIX)];
+    let is_equal = async || {
+        let before = rangecache.outcomes().await;
+        for read in &reads {
+            assert_eq!(through.range(read).await, direct.range(read).await);
+        }
+        assert_eq!(rangecache.outcomes_since(&before, 2).await.memory_answers(), 2);
+    };
+    is_equal().await;
+    let metrics = rangecache.metrics().await;
+    assert!(metrics.sum("rangecache_mirror_packed_bytes") > 0.0);
+    // Each write makes an entry plain.
+    for n in 0..KEYS {
+        let put = direct.put(format!("{PREFIX}{n:04}"), vec![b'w'; 250_000]).await;
+        put.expect("etcd writes");
+    }
+    is_equal().await;
+    let metrics = rangecache.metrics().await;
+    assert!(metrics.sum("rangecache_mirror_memory_bytes") <= f64::from(8 << 20));
+    assert!(metrics.sum("rangecache_mirror_repacked_bytes_total") > 0.0);
+    assert!(!rangecache.log().contains("over budget"), "it was never disabled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     // 64 MB of keys, and a budget of 8 MB.
     let etcd = etcd_with(256, 250_000).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-max-bytes", "8MiB")
+        .with("--cache-pack", "never")
         .with("--probe-interval", "50ms")
         .start()
         .await;

@@ -166,6 +166,7 @@ async fn mirror_over_budget_is_disabled() {
     // Ready, although never warm; the log says why.
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-max-bytes", "10KiB")
+        .with("--cache-pack", "never")
         .start()
         .await;
     let before = rangecache.outcomes().await;

@@ -234,6 +234,10 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     let limit = ["--cache-max-bytes", "4MiB", "--history-max-bytes", "1MiB"];
     doctor(&etcd.url(), &limit)
         .await
+        .says("memory", "ok", "packed, as --cache-pack=auto has");
+    let limit = [&limit[..], &["--cache-pack", "never"]].concat();
+    doctor(&etcd.url(), &limit)
+        .await
         .ends(1, "bad")
         .says("memory", "bad", "the mirror is disabled (over budget)")
         .says("memory", "bad", "--no-cache-prefix /registry/large/")
@@ -244,7 +248,7 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
         "warning",
         "there is little to gain",
     );
-    doctor(&etcd.url(), &["--cache-max-bytes", "11MiB"])
+    doctor(&etcd.url(), &["--cache-max-bytes", "11MiB", "--cache-pack", "never"])
         .await
         .ends(0, "warning")
         .says("memory", "warning", "little to spare");

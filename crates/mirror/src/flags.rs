@@ -37,7 +37,7 @@ pub struct MirrorConfig {
     /// read; `always`, as they are loaded, and again some time after they were written; or `never`
     ///
     /// When to change it: `always` if memory is scarcer than CPU: objects that are text or protobuf take half of it or less,
-    /// and each 16 KB that are read take some microseconds more (docs/operations.md#deploy)
+    /// and each 16 KB that are read take some microseconds more (docs/operations.md#how-much-memory)
     #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Auto)]
     pub cache_pack: CachePack,
 

@@ -5,7 +5,7 @@
 //! | below a half | values that are read are unpacked |
 //! | above three quarters | a load packs, and of what is loaded what was neither read nor written for a while |
 //! | above seven eighths | whatever can be |
-//! | above the whole | the feed of the mirror waits until there is room; if there is none, the mirror steps aside |
+//! | above the whole | the feed of the mirror waits until there is room; if there is none, the mirror is disabled |
 //!
 //! The work is done in small steps off the threads that serve, with pauses between them. What is packed, and what that means
 //! for the history, is the matter of [`Tree::repack`](etcd_store::cache::Tree::repack).

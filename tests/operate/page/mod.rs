@@ -373,6 +373,7 @@ async fn problems_are_shown_with_a_remedy() {
 
     let small = Rangecache::before(&etcd)
         .with("--cache-max-bytes", "1000")
+        .with("--cache-pack", "never")
         .start()
         .await;
     small
