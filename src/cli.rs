@@ -221,7 +221,7 @@ const DIFF: &str = "Compare the keys of two endpoints at one revision, such as a
     revision, so that writes during the comparison do not matter, unless etcd compacts the revision. Clusters of their \
     own have revisions of their own: compare copies made by a restore, or use --revision.\n\n\
     Where etcd's auth is on, both endpoints must permit the reads to --user, or to the user that --cert names.\n\n\
-    The exit code is 0 if all keys are equal, 1 if some differ, 2 if they cannot be compared, and 64 for misuse.";
+    The exit code is 0 if all keys are equal, 1 if some differ, 2 if they cannot be compared or there are none, and 64 for misuse.";
 
 /// Text below the flags of `diff`.
 const DIFF_EXAMPLES: &str = "Examples:\n  \

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::handles::Handles;
-use super::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus};
+use super::status::model::{Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus};
 use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
@@ -12,6 +12,9 @@ use rangecache_base::telemetry::{Metrics, Reason};
 use rangecache_mirror::history::Auth;
 use rangecache_upstream::gates::{GateState, VersionGate};
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem, Version};
+
+/// Days before its expiry from which on a certificate is a finding; the alert on it has as many.
+const FEW_DAYS_LEFT: i64 = 14;
 
 /// Facts that findings are made from.
 #[derive(Debug)]
@@ -23,6 +26,7 @@ pub(super) struct Facts<'a> {
     pub(super) endpoints: &'a [EndpointStatus],
     /// The endpoints with their clusters, if there are several.
     pub(super) mixed_clusters: &'a [ClusterOfEndpoint],
+    pub(super) certificates: &'a [CertificateStatus],
     pub(super) budgets: &'a [Budget],
     pub(super) gates: &'a [(&'static VersionGate, GateState)],
     /// The lowest version among the endpoints.
@@ -57,6 +61,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         ));
     }
     findings.extend(diagnosis::different_clusters(facts.mixed_clusters));
+    findings.extend(facts.certificates.iter().filter_map(certificate_finding));
     findings.extend(endpoint_findings(facts));
     findings.extend(
         facts
@@ -123,11 +128,58 @@ fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
             "Check that etcd runs, that --endpoints names it, and that certificates and the network let rangecache connect.",
         )];
     }
+    if !facts.endpoints.iter().any(|endpoint| endpoint.is_healthy) {
+        return vec![Finding::new(
+            Severity::Bad,
+            "no member of etcd is healthy",
+            "No member that --endpoints names serves, votes and knows a leader: linearizable reads and writes wait, and fail.",
+            "Check etcd first: etcdctl endpoint status --cluster.",
+        )];
+    }
     let mut findings: Vec<_> = facts.endpoints.iter().filter_map(endpoint_finding).collect();
     if facts.version.is_none() {
         findings.push(diagnosis::version_unknown());
     }
     findings
+}
+
+/// Whether a file of certificates has expired or will soon.
+fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
+    let CertificateStatus {
+        side,
+        flag,
+        days_left,
+    } = certificate;
+    let (severity, title) = match days_left {
+        ..0 => (Severity::Bad, format!("--{flag} has expired")),
+        0..FEW_DAYS_LEFT => (
+            Severity::Warning,
+            format!("--{flag} expires {}", in_days(*days_left)),
+        ),
+        _ => return None,
+    };
+    let meaning = match (*side, *flag) {
+        ("clients", "cert-file") => {
+            "Clients that verify rangecache's certificate refuse it once it has expired, and cannot connect."
+        }
+        ("clients", "client-crl-file") => {
+            "Once a revocation list has expired, no client with a certificate can connect."
+        }
+        ("clients", _) => "Once a CA has expired, no client can connect whose certificate it has issued.",
+        (_, "cacert") => {
+            "Once a CA has expired, rangecache refuses the certificates of etcd that it has issued."
+        }
+        _ => "etcd refuses rangecache's certificate once it has expired.",
+    };
+    let remedy = "Write the new certificates to the same file: it is read again without a restart.";
+    Some(Finding::new(severity, title, meaning, remedy))
+}
+
+fn in_days(days: i64) -> String {
+    match days {
+        0 => "today".to_owned(),
+        days => format!("in {}", counted(days.unsigned_abs(), "day")),
+    }
 }
 
 fn is_reachable(facts: &Facts<'_>) -> bool {
@@ -177,7 +229,9 @@ fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
 }
 
 fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
-    let reason = mirror.reason?;
+    let Some(reason) = mirror.reason else {
+        return empty_finding(mirror);
+    };
     // An etcd that cannot be reached is a finding of its own, and explains these.
     if matches!(reason, Reason::FeedLost | Reason::Loading) && !is_reachable(facts) {
         return None;
@@ -207,6 +261,25 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
         ),
         format!("{}{details} Its reads are forwarded.", explanation.meaning),
         explanation.remedy,
+    ))
+}
+
+/// A mirror that has no key: its prefix may be mistyped.
+fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
+    if mirror.keys > 0 {
+        return None;
+    }
+    // Of the whole keyspace: an etcd that is new.
+    let is_of_a_prefix = mirror.name != "everything";
+    Some(Finding::new(
+        if is_of_a_prefix {
+            Severity::Warning
+        } else {
+            Severity::Note
+        },
+        format!("etcd has no key in {}", mirror.name),
+        "What clients read is not in this mirror, unless etcd is new.",
+        "Check --cache-prefix and --no-cache-prefix: rangecache doctor lists the prefixes that there are.",
     ))
 }
 
@@ -402,7 +475,7 @@ mod tests {
             stale_age_ms: None,
             lag_revisions: None,
             oldest_revision: None,
-            keys: 0,
+            keys: 5,
             memory_bytes: 0,
             held_bytes: 0,
             history_bytes: 0,
@@ -425,6 +498,7 @@ mod tests {
     fn facts<'a>(endpoints: &'a [EndpointStatus], mirrors: &'a [MirrorStatus]) -> Facts<'a> {
         Facts {
             mixed_clusters: &[],
+            certificates: &[],
             draining: false,
             forwards_all: false,
             mirrors,
@@ -460,6 +534,59 @@ mod tests {
         assert_eq!(
             found(&facts(&endpoints, &mirrors)),
             [(Severity::Bad, "etcd cannot be reached".to_owned())]
+        );
+    }
+
+    #[test]
+    fn etcd_without_a_healthy_member_is_bad_and_one_unhealthy_member_of_two_is_not() {
+        let worst = |endpoints: &[EndpointStatus]| found(&facts(endpoints, &[])).first().cloned();
+        let all = worst(&[endpoint(true, false)]).unwrap();
+        assert_eq!(all, (Severity::Bad, "no member of etcd is healthy".to_owned()));
+        let one = worst(&[endpoint(true, false), endpoint(true, true)]).unwrap();
+        assert_eq!(one.0, Severity::Warning);
+    }
+
+    #[test]
+    fn mirror_without_keys_is_a_warning_only_while_it_is_in_service() {
+        let empty = |reason| MirrorStatus {
+            keys: 0,
+            ..mirror(reason)
+        };
+        let endpoints = [endpoint(true, true)];
+        assert_eq!(
+            found(&facts(&endpoints, &[empty(None)])),
+            [(Severity::Warning, "etcd has no key in /registry/".to_owned())]
+        );
+        let loading = found(&facts(&endpoints, &[empty(Some(Reason::Loading))]));
+        assert_eq!(loading.len(), 1);
+        assert_eq!(loading[0].0, Severity::Note);
+    }
+
+    #[test]
+    fn certificate_is_a_finding_two_weeks_before_it_expires_and_bad_afterwards() {
+        let certificate = |flag, days_left| CertificateStatus {
+            side: if flag == "cert" { "etcd" } else { "clients" },
+            flag,
+            days_left,
+        };
+        let endpoints = [endpoint(true, true)];
+        let certificates = [
+            certificate("cert-file", -693),
+            certificate("trusted-ca-file", 14),
+            certificate("cert", 13),
+            certificate("client-crl-file", 0),
+        ];
+        let facts = Facts {
+            certificates: &certificates,
+            ..facts(&endpoints, &[])
+        };
+        assert_eq!(
+            found(&facts),
+            [
+                (Severity::Bad, "--cert-file has expired".to_owned()),
+                (Severity::Warning, "--cert expires in 13 days".to_owned()),
+                (Severity::Warning, "--client-crl-file expires today".to_owned()),
+            ]
         );
     }
 

@@ -31,6 +31,11 @@ pub(super) fn describe(handles: &Handles) -> String {
     if let Some(finding) = diagnosis::different_clusters(&handles.upstream.mixed_clusters()) {
         lines.push(finding.text());
     }
+    for certificate in super::status::certificates(handles) {
+        if certificate.days_left < 0 {
+            lines.push(format!("--{} has expired", certificate.flag));
+        }
+    }
     for (gate, state) in handles.upstream.gates() {
         let finding = diagnosis::gates::finding(gate, state);
         if finding.severity >= Severity::Warning {

@@ -107,6 +107,14 @@ pub fn run(options: &DiffConfig) -> ExitCode {
         let _ = writeln!(io::stdout(), "{difference}");
     }));
     match compared {
+        Ok(summary) if summary.keys == 0 => {
+            let _ = writeln!(
+                io::stderr(),
+                "rangecache diff: neither endpoint has a key there at revision {}: nothing was compared; check --prefix",
+                summary.revision
+            );
+            ExitCode::from(NOT_COMPARED)
+        }
         Ok(summary) => {
             let _ = writeln!(io::stdout(), "{summary}");
             ExitCode::from(u8::from(!summary.is_equal()))

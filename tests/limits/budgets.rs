@@ -401,7 +401,10 @@ async fn keyspace_over_budget_is_packed_and_stays_in_service_while_it_is_written
         .start()
         .await;
     let (direct, through) = (etcd.client().await, rangecache.client().await);
-    let reads = [RangeRequest::one(format!("{PREFIX}0000")), RangeRequest::prefix(PREFIX)];
+    let reads = [
+        RangeRequest::one(format!("{PREFIX}0000")),
+        RangeRequest::prefix(PREFIX),
+    ];
     let is_equal = async || {
         let before = rangecache.outcomes().await;
         for read in &reads {

@@ -68,6 +68,10 @@ async fn endpoints_are_compared_page_by_page_at_one_revision() {
     assert_eq!(first.status.code(), Some(1));
     let before = diff(&[&pages[..], &["--revision", &equal.to_string(), &a, &b]].concat()).await;
     assert_eq!(before.status.code(), Some(0), "{}", text(&before));
+    let nothing = diff(&["--prefix", "/nothing", &a, &b]).await;
+    assert_eq!((nothing.status.code(), text(&nothing)), (Some(2), String::new()));
+    let error = String::from_utf8(nothing.stderr).unwrap();
+    assert!(error.contains("nothing was compared"), "{error}");
     let future = diff(&["--revision", "9999", &a, &b]).await;
     assert_eq!(future.status.code(), Some(2));
     let error = String::from_utf8(future.stderr).unwrap();

@@ -248,10 +248,13 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
         "warning",
         "there is little to gain",
     );
-    doctor(&etcd.url(), &["--cache-max-bytes", "11MiB", "--cache-pack", "never"])
-        .await
-        .ends(0, "warning")
-        .says("memory", "warning", "little to spare");
+    doctor(
+        &etcd.url(),
+        &["--cache-max-bytes", "11MiB", "--cache-pack", "never"],
+    )
+    .await
+    .ends(0, "warning")
+    .says("memory", "warning", "little to spare");
     doctor(&etcd.url(), &["--cache-prefix", "/elsewhere/"])
         .await
         .says("verdict", "warning", "check --cache-prefix");

@@ -297,6 +297,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     let mut span_name = "follow";
+    let mut lost_at: Option<Instant> = None;
     loop {
         let began = Instant::now();
         let span_name = std::mem::replace(&mut span_name, "resume");
@@ -321,7 +322,17 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
                     end_opening_span(mirrors, *span, connection.url(), &opened);
                 }
                 match opened {
-                    Ok(feed) => feed.follow().await,
+                    Ok(feed) => {
+                        if let Some(lost_at) = lost_at.take() {
+                            tracing::info!(
+                                mirror = mirror.name,
+                                revision = feed.revision(),
+                                seconds = lost_at.elapsed().as_secs_f64(),
+                                "in service again"
+                            );
+                        }
+                        feed.follow().await
+                    }
                     Err(end) => end,
                 }
             }
@@ -337,6 +348,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
         if began.elapsed() > FEED_IS_STABLE {
             backoff.reset();
         }
+        lost_at.get_or_insert_with(Instant::now);
         tracing::warn!(
             mirror = mirror.name,
             explanation = %end,

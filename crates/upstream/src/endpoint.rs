@@ -109,6 +109,8 @@ pub(super) struct Endpoint {
     last_error: Mutex<Option<String>>,
     /// Whether the last health checks found that the member serves, votes and knows a leader.
     healthy: AtomicBool,
+    /// Since when it has not been healthy, once it has been.
+    unhealthy_since: Mutex<Option<Instant>>,
     /// Number of the last health checks, one after the other, to which the member has not responded.
     unanswered: AtomicU8,
     /// A [`Role`].
@@ -134,6 +136,7 @@ impl Endpoint {
             server: Arc::default(),
             last_error: Mutex::new(None),
             healthy: AtomicBool::new(false),
+            unhealthy_since: Mutex::new(None),
             unanswered: AtomicU8::new(0),
             role: AtomicU8::new(Role::Unknown as u8),
             responses_seen: AtomicU64::new(0),
@@ -165,10 +168,22 @@ impl Endpoint {
     }
 
     fn set_healthy(&self, healthy: bool) {
-        if self.healthy.swap(healthy, Ordering::Relaxed) && !healthy {
+        let was_healthy = self.healthy.swap(healthy, Ordering::Relaxed);
+        if was_healthy && !healthy {
+            *self.unhealthy_since.lock() = Some(Instant::now());
             tracing::warn!(endpoint = %self.url,
                 "this member does not serve, has no leader or does not vote; preferring other endpoints");
+        } else if healthy && let Some(since) = self.unhealthy_since.lock().take() {
+            tracing::info!(endpoint = %self.url, seconds = since.elapsed().as_secs_f64(), "this member serves again");
         }
+    }
+
+    /// Records that the connection that checks its health is lost.
+    fn set_unknown(&self) {
+        if self.healthy.swap(false, Ordering::Relaxed) {
+            *self.unhealthy_since.lock() = Some(Instant::now());
+        }
+        self.set_role(Role::Unknown);
     }
 
     /// Whether the member is not connected, or has responded to no call since it has left [`UNANSWERED_CHECKS`] health checks
@@ -308,8 +323,7 @@ impl Endpoint {
                     self.slots(class)[number].store(None);
                     context.clusters.record_lost(&slot);
                     if logs {
-                        self.healthy.store(false, Ordering::Relaxed);
-                        self.set_role(Role::Unknown);
+                        self.set_unknown();
                     }
                     match ended {
                         ConnectionEnd::LeftOut => {

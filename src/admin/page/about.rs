@@ -33,7 +33,7 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Markup {
         dl.pairs {
             @for certificate in certificates {
                 div {
-                    dt { code { "--" (certificate.file) } " (" (certificate.side) ")" }
+                    dt { code { "--" (certificate.flag) } " (" (certificate.side) ")" }
                     dd class=(class(certificate.days_left)) { (left(certificate.days_left)) }
                 }
             }

@@ -164,7 +164,7 @@ mod tests {
             process: ProcessStatus::default(),
             certificates: vec![CertificateStatus {
                 side: "clients",
-                file: "cert-file",
+                flag: "cert-file",
                 days_left: 12,
             }],
             flags: vec![FlagStatus {

@@ -49,12 +49,14 @@ pub(super) fn collect(handles: &Handles) -> Status {
         ended.map(|read| read.count).sum()
     };
     let mixed_clusters = handles.upstream.mixed_clusters();
+    let certificates = certificates(handles);
     let findings = checks::findings(&checks::Facts {
         draining: handles.draining.is_cancelled(),
         forwards_all: handles.mirrors.forwards_all(),
         mirrors: &mirrors,
         endpoints: &endpoints,
         mixed_clusters: &mixed_clusters,
+        certificates: &certificates,
         budgets: &budgets,
         gates: &gates,
         version: handles.upstream.lowest_version(),
@@ -79,7 +81,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
             .map(ToString::to_string)
             .collect(),
         process: ProcessStatus::now(),
-        certificates: certificates(handles),
+        certificates,
         flags: flags(handles),
         ready: readiness::is_ready(handles),
         forward_all: handles.mirrors.forwards_all(),
@@ -103,7 +105,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
 }
 
 /// Certificates and revocation lists, those that expire first at the beginning.
-fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
+pub(super) fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
     let files = handles.metrics.tls.not_after();
@@ -111,12 +113,23 @@ fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
         .into_iter()
         .map(|((side, file), not_after)| CertificateStatus {
             side,
-            file,
+            flag: flag_of(side, file),
             days_left: (not_after - now).div_euclid(SECONDS_PER_DAY),
         })
         .collect();
     certificates.sort_by_key(|certificate| certificate.days_left);
     certificates
+}
+
+/// Flag that names a file of certificates.
+fn flag_of(side: &'static str, file: &'static str) -> &'static str {
+    match (side, file) {
+        ("clients", "cert") => "cert-file",
+        ("clients", "ca") => "trusted-ca-file",
+        ("clients", "crl") => "client-crl-file",
+        ("etcd", "ca") => "cacert",
+        _ => file,
+    }
 }
 
 /// Every flag, those that were given before the defaults.

@@ -59,8 +59,8 @@ pub(crate) struct Status {
 pub(crate) struct CertificateStatus {
     /// Whom it concerns: `clients` or `etcd`.
     pub(crate) side: &'static str,
-    /// Flag that names the file.
-    pub(crate) file: &'static str,
+    /// Flag that names the file, without its dashes.
+    pub(crate) flag: &'static str,
     /// Days until the first certificate of the file expires; negative if it has.
     pub(crate) days_left: i64,
 }

@@ -30,13 +30,15 @@ pub enum Repacking {
     UnpackHot,
 }
 
+type Key = Box<[u8]>;
+
 /// Leaves of a snapshot, made anew.
 pub struct Repacked {
     /// By the address of the leaf that each replaces.
     leaves: HashMap<usize, Replacement>,
     /// First key of the first leaf, and last key of the last one.
-    range: Option<(Box<[u8]>, Box<[u8]>)>,
-    next: Option<Box<[u8]>>,
+    range: Option<(Key, Key)>,
+    next: Option<Key>,
     bytes: u64,
 }
 

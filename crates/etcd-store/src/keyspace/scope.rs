@@ -5,12 +5,33 @@ use bytes::Bytes;
 use super::interval::Interval;
 use super::key::prefix_end;
 
-/// Keys from `start`, inclusive, to `end`, exclusive; without `end`, every key from `start` on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Keys from `start`, inclusive, to `end`, exclusive; without `end`, every key from `start` on. Scopes with the same keys are
+/// equal, whatever their names.
+#[derive(Clone, Debug)]
 pub struct Scope {
     start: Bytes,
     end: Option<Bytes>,
+    of: Origin,
 }
+
+/// Prefixes, as the operator wrote them, that a scope comes from: its name.
+#[derive(Clone, Debug, Default)]
+struct Origin {
+    /// The prefix that is mirrored.
+    prefix: Bytes,
+    /// The prefix left out of it after which the scope begins.
+    after: Option<Bytes>,
+    /// The prefix left out of it before which the scope ends.
+    before: Option<Bytes>,
+}
+
+impl PartialEq for Scope {
+    fn eq(&self, other: &Scope) -> bool {
+        (&self.start, &self.end) == (&other.start, &other.end)
+    }
+}
+
+impl Eq for Scope {}
 
 /// Disjoint scopes, in key order, that cover `prefixes` (every key if the list is empty) without `left_out`.
 #[must_use]
@@ -51,33 +72,38 @@ impl Scope {
     /// Scope of every key that starts with `prefix`.
     #[must_use]
     pub fn prefix(prefix: &[u8]) -> Scope {
+        let start = Bytes::copy_from_slice(prefix);
+        let of = Origin {
+            prefix: start.clone(),
+            ..Origin::default()
+        };
         Scope {
-            start: Bytes::copy_from_slice(prefix),
+            start,
             end: prefix_end(prefix),
+            of,
         }
     }
 
     /// The parts of `self` outside `out`: none, one or two.
     fn without(&self, out: &Scope) -> Vec<Scope> {
-        let before_end = match &self.end {
-            Some(end) => end.clone().min(out.start.clone()),
-            None => out.start.clone(),
-        };
         let mut pieces = Vec::new();
-        if self.start < before_end {
-            pieces.push(Scope {
-                start: self.start.clone(),
-                end: Some(before_end),
-            });
-        }
-        if let Some(out_end) = &out.end {
-            let start = self.start.clone().max(out_end.clone());
-            if self.end.as_ref().is_none_or(|end| start < *end) {
-                pieces.push(Scope {
-                    start,
-                    end: self.end.clone(),
-                });
+        if self.start < out.start {
+            let mut before = self.clone();
+            if self.end.as_ref().is_none_or(|end| out.start < *end) {
+                before.end = Some(out.start.clone());
+                before.of.before = Some(out.of.prefix.clone());
             }
+            pieces.push(before);
+        }
+        if let Some(out_end) = &out.end
+            && self.end.as_ref().is_none_or(|end| out_end < end)
+        {
+            let mut after = self.clone();
+            if self.start < *out_end {
+                after.start = out_end.clone();
+                after.of.after = Some(out.of.prefix.clone());
+            }
+            pieces.push(after);
         }
         pieces
     }
@@ -117,16 +143,27 @@ impl Scope {
         self.end.clone().unwrap_or(Bytes::from_static(b"\0"))
     }
 
-    /// Name in metrics and logs, which contains only the operator's own prefixes.
+    /// Name in metrics and logs: the operator's own prefixes, such as `/registry/ before events/`.
     #[must_use]
     pub fn name(&self) -> String {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        match &self.end {
-            None if self.start.is_empty() => "everything".to_owned(),
-            None => format!("{}..", text(&self.start)),
-            end if *end == prefix_end(&self.start) => text(&self.start),
-            Some(end) => format!("{}..{}", text(&self.start), text(end)),
+        let Origin {
+            prefix,
+            after,
+            before,
+        } = &self.of;
+        let mut name = if prefix.is_empty() {
+            "everything".to_owned()
+        } else {
+            text(prefix)
+        };
+        for (word, left_out) in [(" after ", after), (" before ", before)] {
+            if let Some(left_out) = left_out {
+                name.push_str(word);
+                name.push_str(&text(left_out.strip_prefix(&prefix[..]).unwrap_or(left_out)));
+            }
         }
+        name
     }
 }
 
@@ -146,8 +183,15 @@ mod tests {
     fn scopes_are_disjoint_and_in_order() {
         assert_eq!(names(&[], &[]), ["everything"]);
         assert_eq!(names(&["/b/", "/a/", "/a/x/"], &[]), ["/a/", "/b/"]);
-        assert_eq!(names(&[], &["/events/"]), ["../events/", "/events0.."]);
-        assert_eq!(names(&["/r/"], &["/r/e/"]), ["/r/../r/e/", "/r/e0../r0"]);
+        assert_eq!(
+            names(&[], &["/events/"]),
+            ["everything before /events/", "everything after /events/"]
+        );
+        assert_eq!(names(&["/r/"], &["/r/e/"]), ["/r/ before e/", "/r/ after e/"]);
+        assert_eq!(
+            names(&["/r/"], &["/r/e/", "/r/a/"]),
+            ["/r/ before a/", "/r/ after a/ before e/", "/r/ after e/"]
+        );
         assert_eq!(names(&["/a/", "/b/"], &["/a/"]), ["/b/"]);
         assert_eq!(names(&["/a/"], &["/c/"]), ["/a/"]);
     }
@@ -160,7 +204,14 @@ mod tests {
             names.iter().map(Scope::name).collect::<Vec<_>>()
         };
         assert_eq!(of(&[]), [""; 0]);
-        assert_eq!(of(&["/a/", "/b/"]), ["../a/", "/a0../b/", "/b0.."]);
+        assert_eq!(
+            of(&["/a/", "/b/"]),
+            [
+                "everything before /a/",
+                "everything after /a/ before /b/",
+                "everything after /b/"
+            ]
+        );
     }
 
     #[test]
