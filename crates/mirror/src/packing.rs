@@ -84,7 +84,8 @@ async fn go_round(set: &MirrorSet, mirror: &Mirror, epoch: Epoch, hand: &mut Han
         let bytes = if what == Repacking::UnpackHot {
             room.min(STEP_BYTES)
         } else {
-            STEP_BYTES
+            // A step must not pack so much that there is room to unpack it again.
+            STEP_BYTES.min(set.max_bytes() / 16)
         };
         step(mirror, epoch, hand, what, bytes).await?;
         is_past_the_end |= hand.is_empty();
@@ -203,12 +204,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_not_read_is_packed_until_memory_is_no_longer_scarce() {
-        let (_bench, mirrors) = mirrors(110, &[]).await;
+        let (_bench, mirrors) = mirrors(120, &[]).await;
         let mirror = mirrors.at(0).unwrap();
         let hot = format!("/a/{:05}", KEYS / 2);
         let running = run(&mirrors.set);
         let reading = async {
-            while due(&mirrors.set, mirror).is_some() {
+            while due(&mirrors.set, mirror) == Some(Repacking::PackCold) {
                 assert!(mirror.view().unwrap().tree.get(hot.as_bytes()).is_some());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -218,7 +219,7 @@ mod tests {
             done = tokio::time::timeout(SOON, reading) => done.unwrap(),
         }
         let packed = packed_percent(mirror);
-        assert!((20..90).contains(&packed), "{packed} %: as much as is necessary");
+        assert!((5..90).contains(&packed), "{packed} %: as much as is necessary");
         let view = mirror.view().unwrap();
         assert!(!view.tree.get(hot.as_bytes()).unwrap().is_packed());
         assert_eq!((view.revision, view.tree.len()), (10, KEYS as u64));
