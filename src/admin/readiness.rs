@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::handles::Handles;
+use super::status::certificates::certificates;
 use crate::diagnosis::{self, Severity};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::history::Auth;
@@ -31,7 +32,7 @@ pub(super) fn describe(handles: &Handles) -> String {
     if let Some(finding) = diagnosis::different_clusters(&handles.upstream.mixed_clusters()) {
         lines.push(finding.text());
     }
-    for certificate in super::status::certificates(handles) {
+    for certificate in certificates(handles) {
         if certificate.days_left < 0 {
             lines.push(format!("--{} has expired", certificate.flag));
         }

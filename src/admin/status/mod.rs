@@ -1,6 +1,7 @@
 //! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a
 //! mirror or a read waits for.
 
+pub(super) mod certificates;
 pub(super) mod clients;
 pub(super) mod model;
 pub(super) mod reads;
@@ -15,14 +16,13 @@ use super::handles::Handles;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::FlagOrigin;
+use certificates::certificates;
 use clients::ClientStatus;
-use model::{CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, Status, StreamCount, WatchStatus};
+use model::{EndpointStatus, FlagStatus, MirrorStatus, Status, StreamCount, WatchStatus};
 use rangecache_base::telemetry::outcome::Outcome;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};
 use samples::OpenWatches;
-
-const SECONDS_PER_DAY: i64 = 86_400;
 
 /// The current status.
 pub(super) fn collect(handles: &Handles) -> Status {
@@ -101,34 +101,6 @@ pub(super) fn collect(handles: &Handles) -> Status {
         endpoints,
         budgets,
         samples: reads::columns(all),
-    }
-}
-
-/// Certificates and revocation lists, those that expire first at the beginning.
-pub(super) fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let files = handles.metrics.tls.not_after();
-    let mut certificates: Vec<_> = files
-        .into_iter()
-        .map(|((side, file), not_after)| CertificateStatus {
-            side,
-            flag: flag_of(side, file),
-            days_left: (not_after - now).div_euclid(SECONDS_PER_DAY),
-        })
-        .collect();
-    certificates.sort_by_key(|certificate| certificate.days_left);
-    certificates
-}
-
-/// Flag that names a file of certificates.
-fn flag_of(side: &'static str, file: &'static str) -> &'static str {
-    match (side, file) {
-        ("clients", "cert") => "cert-file",
-        ("clients", "ca") => "trusted-ca-file",
-        ("clients", "crl") => "client-crl-file",
-        ("etcd", "ca") => "cacert",
-        _ => file,
     }
 }
 

@@ -176,8 +176,10 @@ impl TreeBuilder {
         };
         if let Some(leaf) = packed {
             let packed = Node::leaf(leaf, slot.node.born);
-            self.ledger.remove_leaf(&slot.node);
-            self.ledger.add_leaf(&packed);
+            let old = &slot.node;
+            self.ledger.node_bytes = self.ledger.node_bytes + packed.memory_bytes() - old.memory_bytes();
+            old.entries().iter().for_each(|stored| self.ledger.remove(stored));
+            packed.entries().iter().for_each(|stored| self.ledger.add(stored));
             slot.node = Arc::new(packed);
         }
     }

@@ -1,6 +1,6 @@
 //! Memory of a tree, as modifications count it.
 
-use super::{node::Node, stored::StoredEntry};
+use super::stored::StoredEntry;
 
 /// Memory accounting of a tree.
 #[derive(Clone, Copy, Default)]
@@ -41,18 +41,6 @@ impl Ledger {
             self.packed_bytes += stored.memory_bytes();
             self.packed_encoded_bytes += stored.encoded_len() as u64;
         }
-    }
-
-    /// Counts a leaf with its entries.
-    pub(super) fn add_leaf(&mut self, leaf: &Node) {
-        self.node_bytes += leaf.memory_bytes();
-        leaf.entries().iter().for_each(|stored| self.add(stored));
-    }
-
-    /// Counts a leaf with its entries no longer.
-    pub(super) fn remove_leaf(&mut self, leaf: &Node) {
-        self.node_bytes -= leaf.memory_bytes();
-        leaf.entries().iter().for_each(|stored| self.remove(stored));
     }
 
     /// Counts an entry no longer.
