@@ -144,6 +144,9 @@ async fn write(etcd: &Etcd) {
         .put(format!("{PREFIX}{SECRET}"), SECRET)
         .await
         .expect("etcd writes");
+    // A mirror without keys is a finding.
+    let hostile = direct.put(format!("{HOSTILE}0"), SECRET).await;
+    hostile.expect("etcd writes");
     for n in 0..4 {
         direct
             .put(format!("{PREFIX}{n}"), SECRET.repeat(100))

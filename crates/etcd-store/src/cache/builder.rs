@@ -21,6 +21,9 @@ use super::{
 /// Leaves that are packed later with each one that arrives.
 const EARLIER_LEAVES: usize = 2;
 
+/// Bytes of the entries of a leaf that is packed from which on it has no more than it must.
+const FILLING_MAX_BYTES: usize = 256 << 10;
+
 /// A tree that is being loaded. A clone costs a reference for each leaf.
 #[derive(Clone, Default)]
 pub struct TreeBuilder {
@@ -60,7 +63,7 @@ impl TreeBuilder {
             self.out_of_order.push(arrived.alone());
             return Ok(());
         }
-        if self.filling.len() == LEAF_MAX {
+        if self.filling.len() == LEAF_MAX || self.is_large_enough() {
             self.close_leaf();
         }
         self.filling.push(arrived);
@@ -127,6 +130,12 @@ impl TreeBuilder {
             tree.insert(entry);
         }
         tree
+    }
+
+    /// Whether the next leaf is to be closed before it is full: until then its entries cannot be packed.
+    fn is_large_enough(&self) -> bool {
+        let bytes = || self.filling.iter().map(Arrived::encoded_len).sum::<usize>();
+        self.packing != Packing::Never && self.filling.len() >= LEAF_MIN && bytes() > FILLING_MAX_BYTES
     }
 
     fn last_of_leaves(&self) -> Option<&[u8]> {
@@ -330,6 +339,26 @@ mod tests {
         for object in &objects {
             builder.push(message(object)).unwrap();
             assert!(builder.memory_bytes() < plain * 6 / 10);
+        }
+    }
+
+    #[test]
+    fn leaf_of_large_values_is_packed_before_it_is_full() {
+        let large: Vec<_> = (0..40)
+            .map(|index| KeyValue::new(key(index), 1, vec![b'v'; 100_000]))
+            .collect();
+        for packing in [Packing::Always, Packing::Above(1_000_000)] {
+            let mut builder = TreeBuilder::new(packing);
+            for object in &large {
+                builder.push(message(object)).unwrap();
+                assert!(
+                    builder.memory_bytes() < 2_500_000,
+                    "{packing:?}: {}",
+                    builder.memory_bytes()
+                );
+            }
+            let model = large.iter().map(|kv| (kv.key.clone(), kv.clone())).collect();
+            check(&builder.finish(), &model);
         }
     }
 
