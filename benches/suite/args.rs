@@ -18,6 +18,7 @@ Examples:
   cargo bench --bench suite -- CASES=P5 --baseline ./old     what has a change brought?
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
+  cargo bench --bench suite -- scarce                        what do reads cost if values do not fit?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
@@ -86,6 +87,12 @@ pub(crate) enum Mode {
         /// Duration of the puts
         #[arg(long, default_value_t = 600)]
         seconds: u64,
+    },
+    /// Read objects that take several times the memory for them
+    Scarce {
+        /// Bytes of the objects, in millions
+        #[arg(long, default_value_t = 2_000)]
+        megabytes: usize,
     },
     /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
     WatchSoak {

@@ -20,6 +20,7 @@ mod processes;
 mod replay_server;
 
 mod report;
+mod scarce;
 mod soak;
 
 mod svg;
@@ -122,6 +123,10 @@ async fn suite(args: Args) -> Result<()> {
         Some(Mode::Churn { seconds }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return churn::run(&suite, seconds).await;
+        }
+        Some(Mode::Scarce { megabytes }) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return scarce::run(&suite, megabytes).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

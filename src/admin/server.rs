@@ -169,7 +169,16 @@ impl Admin {
             return busy();
         }
         match self.browser.check(request, transport) {
-            Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
+            Err(refusal) => {
+                let refusal = refusal.to_string();
+                // A scraper shows the status alone. The pace of requests bounds these lines.
+                tracing::warn!(
+                    listener = "metrics",
+                    reason = refusal.trim_end(),
+                    "a request that a web page may have caused was refused"
+                );
+                text(StatusCode::FORBIDDEN, TEXT, refusal)
+            }
             Ok(()) if is_control(path) => {
                 let (status, body) = control(&self.handles, request.method(), path, transport).await;
                 text(status, JSON, format!("{body}\n"))

@@ -1,0 +1,199 @@
+//! Values that take more than `--cache-max-bytes`: what packing keeps in memory, and what reads of it cost.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::cases::{Suite, progress};
+use crate::client::{Connection, Method, Windows};
+use crate::http1;
+use crate::load::{Op, Outcome};
+use crate::open_loop::open_loop;
+use crate::targets::{Kind, Setup};
+use crate::usage;
+use crate::wire;
+use testkit::pb::{RequestOp, TxnRequest};
+
+/// Budgets, in percent of what the objects take unpacked.
+const BUDGETS_PERCENT: [u64; 4] = [150, 60, 40, 30];
+/// Linearizable GETs per second, of objects at random, and for how long.
+const GETS_PER_SECOND: u32 = 1000;
+const DURATION: Duration = Duration::from_secs(20);
+const CONNECTIONS: usize = 8;
+const PER_TXN: usize = 100;
+const FILL_IN_FLIGHT: usize = 8;
+const PREFIX: &str = "/registry/pods/";
+
+/// What was measured with one budget.
+struct Row {
+    budget_bytes: u64,
+    ready: Duration,
+    reads: Outcome,
+    /// Share of the reads that memory answered.
+    from_memory: f64,
+    /// `rangecache_mirror_packed_encoded_bytes`, and that of all keys.
+    packed_bytes: f64,
+    all_bytes: f64,
+    peak_bytes: u64,
+}
+
+/// Fills an etcd, reads it through rangecaches with less and less memory, and prints a table.
+pub(crate) async fn run(suite: &Suite, megabytes: usize) -> Result<()> {
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    let keys = megabytes * 1_000_000 / object(0).len();
+    progress(&format!("writes {keys} objects of {} B", object(0).len()));
+    fill(&setup.connect().await?, keys).await?;
+    let mut rows = Vec::new();
+    for percent in BUDGETS_PERCENT {
+        let budget_bytes = megabytes as u64 * 1_000_000 / 100 * percent;
+        progress(&format!("budget of {} MB", budget_bytes / 1_000_000));
+        rows.push(measured(&mut setup, keys, budget_bytes).await?);
+    }
+    println!(
+        "\n{keys} objects, {megabytes} MB; {GETS_PER_SECOND} GETs a second\n\n\
+         | `--cache-max-bytes` | ready after | packed | from memory | p50 | p99 | resident, at most |\n|---|---|---|---|---|---|---|"
+    );
+    for row in &rows {
+        let micros = |share| row.reads.percentile_ns(share) / 1000;
+        println!(
+            "| {} MB | {:.1} s | {:.0} % | {:.1} % | {} µs | {} µs | {} MB |",
+            row.budget_bytes / 1_000_000,
+            row.ready.as_secs_f64(),
+            100.0 * row.packed_bytes / row.all_bytes.max(1.0),
+            100.0 * row.from_memory,
+            micros(0.5),
+            micros(0.99),
+            row.peak_bytes / 1_000_000
+        );
+        if let Some(error) = &row.reads.first_error {
+            println!("{} reads failed, the first: {error}", row.reads.errors);
+        }
+    }
+    Ok(())
+}
+
+async fn measured(setup: &mut Setup, keys: usize, budget_bytes: u64) -> Result<Row> {
+    let began = Instant::now();
+    let budget = budget_bytes.to_string();
+    setup
+        .start_only(Kind::Rangecache, &["--cache-max-bytes", &budget])
+        .await?;
+    let ready = began.elapsed();
+    let targets = setup.targets();
+    let mut targets = targets.iter();
+    let target = targets
+        .find(|target| target.kind == Kind::Rangecache)
+        .context("rangecache was just started")?;
+    let mut connections = Vec::new();
+    for _ in 0..CONNECTIONS {
+        connections.push(Arc::new(Connection::open(target.address, Windows::LARGE).await?));
+    }
+    let before = target.range_outcomes().await?.unwrap_or_default();
+    let reads = open_loop(GETS_PER_SECOND, DURATION, move |number| {
+        let connection = connections[number % CONNECTIONS].clone();
+        let op = Op::range(&wire::get_request(key(spread(number) % keys)));
+        async move {
+            let called = connection.call(op.method, op.body).await;
+            called.map_err(|error| error.to_string())
+        }
+    })
+    .await?;
+    let after = target.range_outcomes().await?.unwrap_or_default();
+    let metrics = target.outcomes.context("rangecache has metrics")?;
+    let pid = target.proxy_pid.context("rangecache is a process")?;
+    Ok(Row {
+        budget_bytes,
+        ready,
+        reads,
+        from_memory: (after.from_memory - before.from_memory) / (after.all - before.all).max(1.0),
+        packed_bytes: metric(metrics, "rangecache_mirror_packed_encoded_bytes").await?,
+        all_bytes: metric(metrics, "rangecache_mirror_load_bytes").await?,
+        peak_bytes: usage::memory(pid)?.peak_bytes,
+    })
+}
+
+async fn metric(address: SocketAddr, name: &str) -> Result<f64> {
+    let (_, metrics) = http1::get(address, "/metrics").await?;
+    http1::metric(&metrics, name).with_context(|| format!("rangecache has no metric {name}"))
+}
+
+async fn fill(etcd: &Arc<Connection>, keys: usize) -> Result<()> {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut workers = tokio::task::JoinSet::new();
+    for _ in 0..FILL_IN_FLIGHT {
+        let (etcd, next) = (etcd.clone(), next.clone());
+        workers.spawn(async move {
+            loop {
+                let first = next.fetch_add(PER_TXN, Ordering::Relaxed);
+                if first >= keys {
+                    return Ok::<_, anyhow::Error>(());
+                }
+                let puts = first..(first + PER_TXN).min(keys);
+                let request = TxnRequest {
+                    success: puts.map(|number| RequestOp::put(key(number), object(number))).collect(),
+                    ..TxnRequest::default()
+                };
+                etcd.call(Method::Txn, wire::frame(&request)).await?;
+            }
+        });
+    }
+    while let Some(worker) = workers.join_next().await {
+        worker??;
+    }
+    Ok(())
+}
+
+fn key(number: usize) -> String {
+    format!("{PREFIX}namespace-{:03}/app-{number:07}", number / 1000)
+}
+
+/// A number that is unlike those of its neighbours.
+fn spread(number: usize) -> usize {
+    let mut hash = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^= hash >> 31;
+    #[allow(clippy::cast_possible_truncation, reason = "any number will do")]
+    let spread = (hash >> 8) as usize;
+    spread
+}
+
+/// An object like a pod: what is the same in all, what its application has in common, and what is its own.
+fn object(number: usize) -> Vec<u8> {
+    let own = |salt: usize| format!("{:016x}{:016x}", spread(number * 8 + salt), spread(number * 8 + salt + 4));
+    let app = number / 10;
+    let mut text = format!(
+        "k8s\0v1 Pod metadata name app-{number:07} uid {} labels app.kubernetes.io/name app-{app} pod-template-hash {:x} annotations checksum/config {} ",
+        own(0),
+        spread(app),
+        own(1)
+    );
+    for container in 0..4 {
+        text.push_str(&format!(
+            "container name part-{container} image registry.example.com/team-{}/app-{app}:v1.{}.{container} imageID sha256:{} \
+             args --config=/etc/app/config.yaml --log-level=info --listen=:{} env POD_NAME fieldRef metadata.name env POD_NAMESPACE \
+             fieldRef metadata.namespace ports containerPort {} protocol TCP resources requests cpu 100m memory 128Mi limits memory 256Mi \
+             readinessProbe httpGet path /ready port http initialDelaySeconds 5 periodSeconds 10 volumeMounts name config mountPath /etc/app \
+             volumeMounts name kube-api-access readOnly true mountPath /var/run/secrets/kubernetes.io/serviceaccount \
+             terminationMessagePath /dev/termination-log imagePullPolicy IfNotPresent state running startedAt 2026-01-01T00:00:{:02}Z \
+             containerID containerd://{}{} ",
+            app % 40,
+            app % 7,
+            own(2),
+            8000 + app % 100,
+            8000 + app % 100,
+            number % 60,
+            own(3),
+            spread(number + container)
+        ));
+    }
+    for field in ["PodScheduled", "Initialized", "ContainersReady", "Ready"] {
+        text.push_str(&format!(
+            "managedFields manager kubelet operation Update f:status f:conditions k:{{\"type\":\"{field}\"}} f:lastProbeTime f:lastTransitionTime \
+             f:status f:type conditions type {field} status True lastTransitionTime 2026-01-01T00:00:{:02}Z ",
+            number % 60
+        ));
+    }
+    text.into_bytes()
+}
