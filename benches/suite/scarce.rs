@@ -133,7 +133,9 @@ async fn fill(etcd: &Arc<Connection>, keys: usize) -> Result<()> {
                 }
                 let puts = first..(first + PER_TXN).min(keys);
                 let request = TxnRequest {
-                    success: puts.map(|number| RequestOp::put(key(number), object(number))).collect(),
+                    success: puts
+                        .map(|number| RequestOp::put(key(number), object(number)))
+                        .collect(),
                     ..TxnRequest::default()
                 };
                 etcd.call(Method::Txn, wire::frame(&request)).await?;
@@ -161,7 +163,13 @@ fn spread(number: usize) -> usize {
 
 /// An object like a pod: what is the same in all, what its application has in common, and what is its own.
 fn object(number: usize) -> Vec<u8> {
-    let own = |salt: usize| format!("{:016x}{:016x}", spread(number * 8 + salt), spread(number * 8 + salt + 4));
+    let own = |salt: usize| {
+        format!(
+            "{:016x}{:016x}",
+            spread(number * 8 + salt),
+            spread(number * 8 + salt + 4)
+        )
+    };
     let app = number / 10;
     let mut text = format!(
         "k8s\0v1 Pod metadata name app-{number:07} uid {} labels app.kubernetes.io/name app-{app} pod-template-hash {:x} annotations checksum/config {} ",

@@ -96,6 +96,17 @@ pub enum ConfigError {
          them"
     )]
     NothingToCache(String),
+    /// An exclusion that excludes nothing.
+    #[error(
+        "--no-cache-prefix {0:?} lies outside of every --cache-prefix, so that it has no effect: correct it, or remove it"
+    )]
+    UselessExclusion(String),
+    /// No memory for mirrors.
+    #[error("--cache-max-bytes 0 leaves no memory for any key: write for example 1GiB, or leave it out")]
+    NoMemory,
+    /// An endpoint that is given twice.
+    #[error("{0} is twice in --endpoints: name each member once")]
+    DuplicateEndpoint(Url),
     /// rangecache in front of itself.
     #[error(
         "{0} is both in --endpoints and in --listen-client-urls or --read-only-listen-client-urls: rangecache would call \
@@ -167,8 +178,22 @@ impl Config {
         {
             return Err(ConfigError::NothingToCache(first.clone()));
         }
+        let is_outside = |out: &&String| {
+            let overlaps =
+                |prefix: &String| prefix.starts_with(out.as_str()) || out.starts_with(prefix.as_str());
+            !mirror.cache_prefix.is_empty() && !mirror.cache_prefix.iter().any(overlaps)
+        };
+        if let Some(outside) = mirror.no_cache_prefix.iter().find(is_outside) {
+            return Err(ConfigError::UselessExclusion(outside.clone()));
+        }
+        if mirror.cache_max_bytes == Some(0) {
+            return Err(ConfigError::NoMemory);
+        }
         self.etcd.account()?;
-        for url in &self.etcd.endpoints {
+        for (index, url) in self.etcd.endpoints.iter().enumerate() {
+            if self.etcd.endpoints[..index].contains(url) {
+                return Err(ConfigError::DuplicateEndpoint(url.clone()));
+            }
             let is_listener = |listener: &Url| listener.address == url.address;
             if self.listen.all_client_urls().any(is_listener) {
                 return Err(ConfigError::Loop(url.clone()));
@@ -255,6 +280,15 @@ mod tests {
                     "http://127.0.0.1:1",
                 ],
                 "call itself",
+            ),
+            (
+                vec!["--cache-prefix", "/a/", "--no-cache-prefix", "/a/x/,/b/"],
+                "\"/b/\" lies outside of every --cache-prefix",
+            ),
+            (vec!["--cache-max-bytes", "0"], "no memory for any key"),
+            (
+                vec!["--endpoints", "http://a:1,http://b:1,http://a:1"],
+                "http://a:1 is twice",
             ),
             (vec!["--freshness-timeout", "0s"], "longer than zero"),
             (vec!["--user", "mirror"], "has no password"),

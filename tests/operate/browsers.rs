@@ -122,4 +122,8 @@ async fn listed_hosts_and_origins_are_served() {
     assert_eq!(status, 200);
     let (status, _) = exchange(rangecache.metrics_url(), "GET", "/livez", &[host, page]).await;
     assert_eq!(status, 403, "no page may read the admin port");
+    assert!(
+        rangecache.log().contains(r#""listener":"metrics""#),
+        "a refused scrape is logged"
+    );
 }

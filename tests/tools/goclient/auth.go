@@ -131,6 +131,9 @@ func (t *tour) looks(who string, c *clientv3.Client) {
 		t.step(who+" watches "+key, func(ctx context.Context) (string, error) {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
+			// A stream of its own: on one that the watch before is just leaving, clientv3 waits for ever for a watch
+			// that is refused (its run ends without the goroutine of the refused one).
+			ctx = metadata.AppendToOutgoingContext(ctx, "tour-watch", key)
 			for r := range c.Watch(ctx, key, clientv3.WithPrefix(), clientv3.WithCreatedNotify()) {
 				return fmt.Sprintf("created=%t canceled=%t", r.Created, r.Canceled), r.Err()
 			}
