@@ -27,7 +27,7 @@ const PER_TXN: usize = 100;
 const FILL_IN_FLIGHT: usize = 8;
 const PREFIX: &str = "/registry/pods/";
 
-/// What was measured with one budget.
+/// Figures of one budget.
 struct Row {
     budget_bytes: u64,
     ready: Duration,
