@@ -162,8 +162,9 @@ func TestMetricsExist(t *testing.T) {
 	if len(exported) < 20 {
 		t.Fatalf("rangecache exports %v", keysOf(exported))
 	}
-	declared := readMetrics(t, root+"/src")
-	words := declared + read(t, root+"/src/telemetry/outcome.rs") + readFolder(t, root+"/src/mirror") + readFolder(t, root+"/src/server")
+	declared := readMetrics(t, root+"/src") + readMetrics(t, root+"/crates")
+	words := declared + read(t, root+"/crates/base/src/telemetry/outcome.rs") + readFolder(t, root+"/crates/mirror/src") +
+		readFolder(t, root+"/crates/edge/src/server")
 	exprs := dashboardExprs(t)
 	for _, rule := range alerts(t) {
 		exprs = append(exprs, rule.Expr)
