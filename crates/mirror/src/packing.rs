@@ -22,8 +22,10 @@ use etcd_store::cache::{Packing, Repacking};
 
 /// Time in which a value must be read or written so that it counts as in use. Between two looks at one mirror.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// Length of the entries of one step in bytes: some milliseconds, and less than a millisecond of the lock on the mirror.
-const STEP_BYTES: u64 = 2 << 20;
+/// Length of the entries of one step in bytes: a millisecond, which calls may wait for if every core is busy.
+const STEP_BYTES: u64 = 256 << 10;
+/// The same while the feed waits.
+const URGENT_STEP_BYTES: u64 = 2 << 20;
 /// Length of the entries of a mirror up to which a step needs no thread of its own: some tenths of a millisecond.
 const AT_ONCE_BYTES: u64 = 64 << 10;
 /// Pause after a step, in times of its duration: a fifth of one core.
@@ -65,7 +67,7 @@ pub(super) async fn make_room(set: &MirrorSet, mirror: &Mirror, epoch: Epoch) ->
         if set.cache_pack() == CachePack::Never {
             return Ok(false);
         }
-        step(mirror, epoch, &mut hand, Repacking::PackAll, STEP_BYTES).await?;
+        step(mirror, epoch, &mut hand, Repacking::PackAll, URGENT_STEP_BYTES).await?;
         if hand.is_empty() {
             return Ok(set.within_budget(mirror));
         }
