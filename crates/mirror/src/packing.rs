@@ -54,7 +54,7 @@ pub(super) async fn run(set: &MirrorSet) {
         for (position, slot) in set.present() {
             let hand = hands.entry(position).or_default();
             let epoch = slot.mirror.epoch();
-            // Contents that were dropped meanwhile are loaded anew.
+            // Contents that were dropped meanwhile are loaded again.
             let _ = go_round(set, &slot.mirror, epoch, hand).await;
         }
     }

@@ -32,6 +32,8 @@ pub struct TreeBuilder {
     leaves: Vec<(Box<[u8]>, Slot)>,
     /// Key-values of the next leaf.
     filling: Vec<Arrived>,
+    /// Length of their fields `kvs`, in bytes; looked at with each key that arrives.
+    filling_bytes: usize,
     /// Those that were not above all before.
     out_of_order: Vec<Entry>,
     /// Leaves from the start that were packed after they were built.
@@ -66,6 +68,7 @@ impl TreeBuilder {
         if self.filling.len() == LEAF_MAX || self.is_large_enough() {
             self.close_leaf();
         }
+        self.filling_bytes += arrived.encoded_len();
         self.filling.push(arrived);
         Ok(())
     }
@@ -87,10 +90,9 @@ impl TreeBuilder {
 
     /// Memory of the tree so far, without its inner nodes, in bytes.
     pub fn memory_bytes(&self) -> u64 {
-        let slot = size_of::<StoredEntry>();
-        let filling = self.filling.iter().map(|arrived| arrived.encoded_len() + slot);
+        let filling = self.filling_bytes + self.filling.len() * size_of::<StoredEntry>();
         let others: u64 = self.out_of_order.iter().map(Entry::memory_bytes).sum();
-        self.ledger.entry_bytes + self.ledger.node_bytes + filling.sum::<usize>() as u64 + others
+        self.ledger.entry_bytes + self.ledger.node_bytes + filling as u64 + others
     }
 
     /// The key that arrived last.
@@ -134,8 +136,9 @@ impl TreeBuilder {
 
     /// Whether the next leaf is to be closed before it is full: until then its entries cannot be packed.
     fn is_large_enough(&self) -> bool {
-        let bytes = || self.filling.iter().map(Arrived::encoded_len).sum::<usize>();
-        self.packing != Packing::Never && self.filling.len() >= LEAF_MIN && bytes() > FILLING_MAX_BYTES
+        self.packing != Packing::Never
+            && self.filling.len() >= LEAF_MIN
+            && self.filling_bytes > FILLING_MAX_BYTES
     }
 
     fn last_of_leaves(&self) -> Option<&[u8]> {
@@ -154,6 +157,7 @@ impl TreeBuilder {
         };
         let (entries, block_waste_bytes) = fill(&self.filling, self.ledger.epoch);
         self.filling.clear();
+        self.filling_bytes = 0;
         let mut leaf = Leaf::loaded(entries, block_waste_bytes);
         let packs = match self.packing {
             Packing::Never => false,

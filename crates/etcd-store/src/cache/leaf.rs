@@ -86,7 +86,7 @@ impl Leaf {
             epoch: born,
             ..Ledger::of(&leaf)
         };
-        // A block from which entries were updated is packed anew, with them.
+        // A block from which entries were updated is packed again, with them.
         unpack_rests(&mut leaf.entries, &mut ledger);
         if !leaf.pack(born) {
             return None;

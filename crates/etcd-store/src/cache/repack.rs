@@ -32,7 +32,7 @@ pub enum Repacking {
 
 type Key = Box<[u8]>;
 
-/// Leaves of a snapshot, made anew.
+/// Leaves of a snapshot that were packed or unpacked, and what they replace.
 pub struct Repacked {
     /// By the address of the leaf that each replaces.
     leaves: HashMap<usize, Replacement>,
@@ -75,12 +75,12 @@ impl Repacked {
         self.next.as_deref()
     }
 
-    /// Whether no leaf was made anew.
+    /// Whether no leaf was packed or unpacked.
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// Length of the entries in leaves that were made anew, as fields `kvs`, in bytes.
+    /// Length of the entries in leaves that were packed or unpacked, as fields `kvs`, in bytes.
     pub fn encoded_bytes(&self) -> u64 {
         self.bytes
     }
@@ -123,7 +123,7 @@ impl Tree {
         outcome.map(|()| repacked)
     }
 
-    /// Puts the leaves that were made anew in their places; returns the memory of those that they replaced, in bytes.
+    /// Replaces leaves by those that were packed or unpacked; returns the memory of the replaced ones, in bytes.
     pub(super) fn put_repacked(&mut self, repacked: &Repacked, seen: &mut Seen) -> u64 {
         let Some(root) = &self.root else { return 0 };
         let Some((new, change)) = replaced(root, repacked, seen) else {
@@ -201,7 +201,7 @@ fn bytes_of_leaf(node: &Node) -> Bytes {
     }
 }
 
-/// The leaf made anew, if there is a reason.
+/// The leaf packed or unpacked, if there is a reason.
 fn repacked_leaf(leaf: &Leaf, what: Repacking, born: u64) -> Result<Option<Leaf>, CorruptBlock> {
     match what {
         Repacking::PackCold | Repacking::PackAll => {
@@ -242,7 +242,7 @@ fn for_each_leaf_from<'a>(
     }
 }
 
-/// What takes the place of a node: a leaf that was made anew, or a copy with such a leaf below; `None` if nothing does.
+/// What replaces a node: a leaf that was packed or unpacked, or a copy of the node with such a leaf below; `None` if nothing does.
 fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(Arc<Node>, Change)> {
     let inner = match &node.body {
         Body::Leaf(_) => {

@@ -99,7 +99,7 @@ enum Op {
     Compact(i64),
     Wait(u64),
     Read(prop::sample::Index),
-    /// Puts leaves in place that the last one has made anew, and makes others.
+    /// Replaces leaves by those that the last one has packed or unpacked, and packs or unpacks others.
     Repack {
         from: usize,
         what: Repacking,

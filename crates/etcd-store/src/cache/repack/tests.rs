@@ -18,7 +18,7 @@ fn loaded(packing: Packing) -> Store {
     Store::new(tree, 1, HistoryLimits::default(), Duration::ZERO)
 }
 
-/// Makes leaves anew in the whole store; returns the length of their entries.
+/// Packs or unpacks leaves in the whole store; returns the length of their entries.
 fn repack(store: &mut Store, what: Repacking) -> u64 {
     let repacked = store.tree().clone().repack(b"", what, u64::MAX).unwrap();
     store.put_repacked(&repacked);
@@ -114,7 +114,7 @@ fn leaf_of_which_something_else_has_an_entry_is_left_alone() {
 }
 
 #[test]
-fn leaf_with_updates_is_packed_anew_and_only_one_that_was_read_is_unpacked() {
+fn leaf_with_updates_is_packed_again_and_only_one_that_was_read_is_unpacked() {
     let mut store = loaded(Packing::Always);
     let packed = store.memory_bytes();
     put(&mut store, 0, 2);
