@@ -269,13 +269,12 @@ fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
     if mirror.keys > 0 {
         return None;
     }
-    // Of the whole keyspace: an etcd that is new.
-    let is_of_a_prefix = mirror.name != "everything";
     Some(Finding::new(
-        if is_of_a_prefix {
-            Severity::Warning
-        } else {
+        // Of the whole keyspace: an etcd that is new.
+        if mirror.is_everything {
             Severity::Note
+        } else {
+            Severity::Warning
         },
         format!("etcd has no key in {}", mirror.name),
         "What clients read is not in this mirror, unless etcd is new.",
@@ -470,6 +469,7 @@ mod tests {
     fn mirror(reason: Option<Reason>) -> MirrorStatus {
         MirrorStatus {
             name: "/registry/".to_owned(),
+            is_everything: false,
             reason,
             revision: None,
             stale_age_ms: None,

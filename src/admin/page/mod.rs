@@ -212,6 +212,7 @@ mod tests {
             }],
             mirrors: vec![MirrorStatus {
                 name: HOSTILE.to_owned(),
+                is_everything: false,
                 reason: None,
                 revision: Some(7),
                 stale_age_ms: Some(250),

@@ -194,6 +194,7 @@ mod tests {
     fn mirror() -> MirrorStatus {
         MirrorStatus {
             name: "everything".to_owned(),
+            is_everything: true,
             reason: None,
             revision: Some(7),
             stale_age_ms: None,

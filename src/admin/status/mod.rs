@@ -137,6 +137,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
     let in_service = revision.ok();
     MirrorStatus {
         name: mirror.name.clone(),
+        is_everything: mirror.scope.is_everything(),
         reason: revision.err(),
         revision: in_service,
         stale_age_ms: stale.map(|stale| u64::try_from(stale.age.as_millis()).unwrap_or(u64::MAX)),

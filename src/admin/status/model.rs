@@ -135,6 +135,9 @@ pub(crate) struct OutcomeCount {
 pub(crate) struct MirrorStatus {
     /// Name made of the operator's prefixes.
     pub(crate) name: String,
+    /// Whether it mirrors the whole keyspace.
+    #[serde(skip)]
+    pub(crate) is_everything: bool,
     /// Why the mirror is out of service; `null` while it is in service.
     #[serde(rename = "out_of_service", serialize_with = "reason_label")]
     pub(crate) reason: Option<Reason>,
