@@ -1,6 +1,7 @@
 //! Construction of a tree from key-values in key order, while they arrive: leaves are full and built once, and small
 //! entries are copied once, from the message that brought them into their block.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -13,10 +14,12 @@ use super::{
     ledger::Ledger,
     node::{Body, INNER_MAX, Node, Slot, Summary},
     pack::Packing,
+    packed::CorruptBlock,
     separator::{Separators, separator_between},
     stored::StoredEntry,
     tree::Tree,
 };
+use crate::keyspace::{figure_prefix, prefix_end};
 
 /// Leaves that are packed later with each one that arrives.
 const EARLIER_LEAVES: usize = 2;
@@ -38,6 +41,8 @@ pub struct TreeBuilder {
     out_of_order: Vec<Entry>,
     /// Leaves from the start that were packed after they were built.
     packed_leaves: usize,
+    /// Prefixes whose values are left out.
+    without_values: Vec<Box<[u8]>>,
     keys: u64,
     encoded_bytes: u64,
     ledger: Ledger,
@@ -93,6 +98,75 @@ impl TreeBuilder {
         let filling = self.filling_bytes + self.filling.len() * size_of::<StoredEntry>();
         let others: u64 = self.out_of_order.iter().map(Entry::memory_bytes).sum();
         self.ledger.entry_bytes + self.ledger.node_bytes + filling as u64 + others
+    }
+
+    /// Leaves out values until the tree takes no more memory than `max_bytes`, if that can be: prefix after prefix of those
+    /// that have arrived, first the one whose memory costs most by `cost`, which gets the prefix and the length of its values.
+    /// What arrives of them later has no values either. Returns the prefixes.
+    ///
+    /// # Errors
+    /// A packed block is damaged.
+    pub fn make_room(
+        &mut self,
+        max_bytes: u64,
+        cost: impl Fn(&[u8], u64) -> u64,
+    ) -> Result<Vec<Box<[u8]>>, CorruptBlock> {
+        let mut left_out = Vec::new();
+        while self.memory_bytes() > max_bytes {
+            let held = self.held_bytes_by_prefix();
+            let Some((prefix, _)) = held.iter().max_by_key(|(prefix, bytes)| cost(prefix, **bytes)) else {
+                break;
+            };
+            let prefix: Box<[u8]> = prefix.as_slice().into();
+            for index in 0..self.leaves.len() {
+                self.leave_out(index, &prefix)?;
+            }
+            self.without_values.push(prefix.clone());
+            left_out.push(prefix);
+        }
+        Ok(left_out)
+    }
+
+    /// Length of the values that are held in full leaves, by prefix; keys without one are left alone.
+    fn held_bytes_by_prefix(&self) -> BTreeMap<Vec<u8>, u64> {
+        let mut held: BTreeMap<Vec<u8>, u64> = BTreeMap::new();
+        let mut add = |prefix: Option<&[u8]>, bytes: u64| {
+            if let Some(prefix) = prefix.filter(|_| bytes > 0) {
+                match held.get_mut(prefix) {
+                    Some(sum) => *sum += bytes,
+                    None => drop(held.insert(prefix.to_vec(), bytes)),
+                }
+            }
+        };
+        for (_, slot) in &self.leaves {
+            let entries = slot.node.entries();
+            let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
+                continue;
+            };
+            let prefix = figure_prefix(first.key());
+            if prefix.is_some() && prefix == figure_prefix(last.key()) {
+                add(prefix, slot.summary.encoded_bytes - slot.summary.not_held_bytes);
+            } else {
+                for stored in entries.iter().filter(|stored| stored.has_value()) {
+                    add(figure_prefix(stored.key()), stored.encoded_len() as u64);
+                }
+            }
+        }
+        held
+    }
+
+    /// Leaves out the values of a prefix in a full leaf.
+    fn leave_out(&mut self, index: usize, prefix: &[u8]) -> Result<(), CorruptBlock> {
+        let (_, slot) = &mut self.leaves[index];
+        let Body::Leaf(leaf) = &slot.node.body else {
+            return Ok(());
+        };
+        let end = prefix_end(prefix).unwrap_or_default();
+        if let Some(leaf) = leaf.without_values(prefix, &end, slot.node.born)? {
+            slot.summary = Summary::of_all(&leaf);
+            exchange_leaf(slot, leaf, &mut self.ledger);
+        }
+        Ok(())
     }
 
     /// The key that arrived last.
@@ -171,6 +245,11 @@ impl TreeBuilder {
             leaf.gather(&mut self.ledger);
         }
         self.push_leaf(separator, leaf);
+        for prefix in std::mem::take(&mut self.without_values) {
+            // What was just packed is not damaged.
+            let _ = self.leave_out(self.leaves.len() - 1, &prefix);
+            self.without_values.push(prefix);
+        }
         if packs {
             // More than arrive, so that the tree becomes smaller, and not so many that the load stops.
             (0..EARLIER_LEAVES).for_each(|_| self.pack_earlier());
@@ -188,12 +267,7 @@ impl TreeBuilder {
             _ => None,
         };
         if let Some(leaf) = packed {
-            let packed = Node::leaf(leaf, slot.node.born);
-            let old = &slot.node;
-            self.ledger.node_bytes = self.ledger.node_bytes + packed.memory_bytes() - old.memory_bytes();
-            old.entries().iter().for_each(|stored| self.ledger.remove(stored));
-            packed.entries().iter().for_each(|stored| self.ledger.add(stored));
-            slot.node = Arc::new(packed);
+            exchange_leaf(slot, leaf, &mut self.ledger);
         }
     }
 
@@ -241,6 +315,16 @@ impl Tree {
         }
         builder.finish()
     }
+}
+
+/// Puts a leaf with the same entries in the place of one of the tree.
+fn exchange_leaf(slot: &mut Slot, leaf: Leaf, ledger: &mut Ledger) {
+    let new = Node::leaf(leaf, slot.node.born);
+    let old = &slot.node;
+    ledger.node_bytes = ledger.node_bytes + new.memory_bytes() - old.memory_bytes();
+    old.entries().iter().for_each(|stored| ledger.remove(stored));
+    new.entries().iter().for_each(|stored| ledger.add(stored));
+    slot.node = Arc::new(new);
 }
 
 /// Groups the nodes of a level under parents, as evenly as possible.
@@ -343,6 +427,44 @@ mod tests {
         for object in &objects {
             builder.push(message(object)).unwrap();
             assert!(builder.memory_bytes() < plain * 6 / 10);
+        }
+    }
+
+    #[test]
+    fn load_leaves_out_the_values_that_cost_most_also_of_what_arrives_later() {
+        let of = |prefix: &str, count: usize| -> Vec<KeyValue> {
+            (0..count)
+                .map(|index| KeyValue::new(format!("/r/{prefix}/{index:05}"), 1, vec![b'v'; 300]))
+                .collect()
+        };
+        let (few, most, some) = (of("few", 100), of("most", 1_500), of("some", 500));
+        let later = of("some", 700).split_off(500);
+        let mut builder = filled(&[few.clone(), most.clone(), some.clone()].concat(), Packing::Never);
+        let plain = builder.memory_bytes();
+        let by_length = |_: &[u8], bytes: u64| bytes;
+        assert!(builder.make_room(plain, by_length).unwrap().is_empty());
+        // Length alone would choose the other one.
+        let by_reads = |prefix: &[u8], bytes: u64| if prefix == b"/r/most/" { bytes / 1000 } else { bytes };
+        let left_out = builder.make_room(plain - 100_000, by_reads).unwrap();
+        assert_eq!(left_out, [Box::from(&b"/r/some/"[..])]);
+        for object in &later {
+            builder.push(message(object)).unwrap();
+        }
+        assert!(builder.memory_bytes() < plain - 100_000);
+        let mut whole = builder.clone();
+        assert_eq!(whole.make_room(0, by_length).unwrap().len(), 2, "all that there is");
+        let model = [few, most, some, later].concat();
+        let model = model.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
+        for (builder, held) in [(builder, 1_600), (whole, 0)] {
+            let tree = builder.finish();
+            check(&tree, &model);
+            let mut with_values = 0;
+            tree.for_each_from(0, |stored| {
+                with_values += usize::from(stored.has_value());
+                std::ops::ControlFlow::Continue(())
+            });
+            // The last leaf may have been merged, and is as it arrived.
+            assert!((held..=held + 2 * LEAF_MAX).contains(&with_values), "{with_values}");
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::panic,
+    clippy::unwrap_used,
     clippy::cast_possible_wrap,
     clippy::cast_possible_truncation,
     reason = "compiled for tests and fuzz targets only"
@@ -18,9 +19,9 @@ use prost::Message as _;
 use super::repack::Seen;
 use super::select::model::{HEADER, answered, expected};
 use super::testing::KeyValue;
-use super::tree::model::{Model, check};
+use super::tree::model::{Model, check, is_same};
 use super::{
-    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacking, Selected, Selection, SortTarget, Tree,
+    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacked, Repacking, Selected, Selection, SortTarget, Tree,
     select,
 };
 use etcd_wire::etcdserverpb::RangeResponse;
@@ -77,6 +78,15 @@ enum TreeOp {
     Repack {
         from: u16,
         what: u8,
+    },
+    /// Values are not held.
+    LeaveOut {
+        from: u16,
+        length: u8,
+    },
+    /// Values are held again.
+    Hold {
+        from: u16,
     },
     Look {
         key: Key,
@@ -143,13 +153,20 @@ pub fn tree(data: &[u8]) {
                     _ => Repacking::UnpackHot,
                 };
                 let from = format!("/run/{from:05}");
-                if let Ok(repacked) = tree.repack(from.as_bytes(), what, 1 << 14) {
-                    let mut seen = Seen::default();
-                    for (tree, _) in snapshots.iter_mut() {
-                        tree.put_repacked(&repacked, &mut seen);
-                    }
-                    tree.put_repacked(&repacked, &mut seen);
-                }
+                let repacked = tree.repack(from.as_bytes(), what, 1 << 14).unwrap();
+                put_repacked(&mut tree, &mut snapshots, &repacked);
+            }
+            TreeOp::LeaveOut { from, length } => {
+                let [start, end] = [from, from.saturating_add(length.into())].map(|n| format!("/run/{n:05}"));
+                let range = (start.as_bytes(), end.as_bytes());
+                let repacked = tree.leave_out_values(range, b"", 1 << 14).unwrap();
+                put_repacked(&mut tree, &mut snapshots, &repacked);
+            }
+            TreeOp::Hold { from } => {
+                let from = format!("/run/{from:05}").into_bytes();
+                let values: Vec<_> = model.range(from..).take(40).map(|(_, kv)| kv.entry()).collect();
+                let repacked = tree.hold_values(&values).unwrap();
+                put_repacked(&mut tree, &mut snapshots, &repacked);
             }
             TreeOp::Look { key, from, to } => look(&tree, &model, &key.bytes(), from.into(), to.into()),
         }
@@ -163,6 +180,14 @@ pub fn tree(data: &[u8]) {
     }
 }
 
+fn put_repacked(tree: &mut Tree, snapshots: &mut [(Tree, Model)], repacked: &Repacked) {
+    let mut seen = Seen::default();
+    for (tree, _) in snapshots.iter_mut() {
+        tree.put_repacked(repacked, &mut seen);
+    }
+    tree.put_repacked(repacked, &mut seen);
+}
+
 fn packing(is_packed: bool) -> Packing {
     if is_packed {
         Packing::Always
@@ -174,35 +199,33 @@ fn packing(is_packed: bool) -> Packing {
 fn insert(tree: &mut Tree, model: &mut Model, kv: KeyValue) {
     let replaced = tree.insert(kv.entry());
     let expected = model.insert(kv.key.clone(), kv);
-    assert_eq!(replaced.as_ref().map(KeyValue::from), expected);
+    assert!(is_same(replaced.as_ref(), expected.as_ref()));
 }
 
 fn remove(tree: &mut Tree, model: &mut Model, key: &[u8]) {
     let removed = tree.remove(key);
-    assert_eq!(removed.as_ref().map(KeyValue::from), model.remove(key));
+    assert!(is_same(removed.as_ref(), model.remove(key).as_ref()));
 }
 
 fn look(tree: &Tree, model: &Model, key: &[u8], from: u64, to: u64) {
     let below = model.range(..key.to_vec()).count() as u64;
     assert_eq!(tree.rank(key), below);
-    assert_eq!(tree.get(key).map(KeyValue::from), model.get(key).cloned());
-    let at = model.values().nth(from as usize).cloned();
-    assert_eq!(tree.at(from).map(KeyValue::from), at);
+    assert!(is_same(tree.get(key), model.get(key)));
+    assert!(is_same(tree.at(from), model.values().nth(from as usize)));
     let between = model.values().take(to as usize).skip(from as usize);
     let count = between.clone().count() as u64;
     let sum: u64 = between.map(|kv| kv.field().len() as u64).sum();
     let summary = tree.summary_of_ranks(from, to);
     assert_eq!((summary.count, summary.encoded_bytes), (count, sum));
-    let mut walked = Vec::new();
-    tree.for_each_from(from, |entry| {
-        walked.push(KeyValue::from(entry));
-        if walked.len() < 20 {
+    let mut expected = model.values().skip(from as usize).take(20);
+    tree.for_each_from(from, |entry| match expected.next() {
+        Some(kv) => {
+            assert!(kv.is(entry));
             ControlFlow::Continue(())
-        } else {
-            ControlFlow::Break(())
         }
+        None => ControlFlow::Break(()),
     });
-    assert!(walked.iter().eq(model.values().skip(from as usize).take(20)));
+    assert!(expected.next().is_none());
 }
 
 /// A key-value of few revisions and values, so that they meet.

@@ -7,6 +7,7 @@ use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
 use super::entry::{Entry, Pieces, put_kvs_head};
 use super::ledger::Ledger;
 use super::memory::class_bytes;
+use super::pack::without_values;
 use super::stored::{StoredEntry, Unpacker};
 
 /// Copies key-values into the blocks of a new leaf, or, if they are large, on their own. Returns the memory of the blocks
@@ -121,8 +122,8 @@ pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
     beyond
 }
 
-/// Decompresses the entries whose packed block has others that are not in the leaf. Those of a damaged block stay: who
-/// reads them is told.
+/// Decompresses the entries whose packed block has others that are not in the leaf; those without values move into a block
+/// of their own. Those of a damaged block stay: who reads them is told.
 pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
     let mut unpacker = Unpacker::default();
     let mut from = 0;
@@ -139,7 +140,12 @@ pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
             entries.iter().filter(of_block).count(),
             entries[from..].iter().take_while(of_block).count(),
         );
-        if all < block.len() {
+        if all < block.len() && !block.has_values() {
+            let rest: Vec<usize> = (from..entries.len())
+                .filter(|index| of_block(&&entries[*index]))
+                .collect();
+            put_without_values(entries, &rest, ledger);
+        } else if all < block.len() {
             for stored in &mut entries[from..from + together] {
                 if let Ok(entry) = unpacker.read(stored) {
                     let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
@@ -151,8 +157,19 @@ pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
     }
 }
 
+/// Moves the entries at `indexes` into one block without values. Entries of a damaged block, or too large ones, stay.
+fn put_without_values(entries: &mut [StoredEntry], indexes: &[usize], ledger: &mut Ledger) {
+    let all: Vec<&StoredEntry> = indexes.iter().map(|index| &entries[*index]).collect();
+    let Ok(Some(block)) = without_values(&all, ledger.epoch) else {
+        return;
+    };
+    for (position, index) in indexes.iter().enumerate() {
+        exchange(&mut entries[*index], StoredEntry::packed(&block, position), ledger);
+    }
+}
+
 /// Puts the same entry, from another place, where `stored` is.
-fn exchange(stored: &mut StoredEntry, entry: Entry, ledger: &mut Ledger) {
+fn exchange(stored: &mut StoredEntry, entry: impl Into<StoredEntry>, ledger: &mut Ledger) {
     ledger.leave_block(stored);
     ledger.remove(stored);
     *stored = entry.into();

@@ -5,7 +5,10 @@
 //! the events up to it applied ([`Rebuild`]). A checkpoint costs the nodes that changed since, not the keys that
 //! exist: it shares all other nodes with the current tree.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
 
 use super::{
     entry::Entry,
@@ -13,6 +16,7 @@ use super::{
     missed::Missed,
     packed::CorruptBlock,
     repack::{Repacked, Seen},
+    stored::Unpacker,
     tree::Tree,
 };
 
@@ -223,8 +227,27 @@ impl Store {
         &self.tree
     }
 
+    /// Keys whose value is not held, and that one of `changes` replaces without bringing it, each with the revision of the first
+    /// such change.
+    pub fn replaced_values_not_held<'a>(&self, changes: &'a [Change]) -> Vec<(&'a [u8], i64)> {
+        let mut keys = Vec::new();
+        if self.tree.summary().not_held_bytes == 0 {
+            return keys;
+        }
+        let mut seen = HashSet::new();
+        for change in changes.iter().filter(|change| change.revision() > self.revision) {
+            let is_not_held = self.tree.get(change.key()).is_some_and(|old| !old.has_value());
+            // What a later change of the key replaces is the earlier one.
+            if is_not_held && seen.insert(change.key()) && change.replaced.is_none() {
+                keys.push((change.key(), change.revision()));
+            }
+        }
+        keys
+    }
+
     /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,
-    /// at least that of the last change. Changes at or below the current revision are fenced.
+    /// at least that of the last change. Changes at or below the current revision are fenced. If the value that a change
+    /// replaces is not held, the change must bring it, or the event has none.
     ///
     /// # Errors
     /// The entry that a change replaces is in a damaged packed block. The store is of no use afterwards.
@@ -244,10 +267,14 @@ impl Store {
         let held_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_left();
         let held_before = held_bytes(&self.tree);
         let mut bytes = 0;
+        let mut unpacker = Unpacker::default();
         for change in &mut changes {
-            // History must not keep the whole block for one of its entries.
-            let replaced = change.apply_to(&mut self.tree);
-            change.replaced = replaced.map(|old| old.detached()).transpose()?;
+            change.replaced = match change.apply_to(&mut self.tree) {
+                // History must not keep the whole block for one of its entries.
+                Some(old) if old.has_value() => Some(old.detached()?),
+                Some(old) => change.replaced.take().filter(|brought| unpacker.is_same(&old, brought)),
+                None => None,
+            };
             bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);
         }
         bytes += held_bytes(&self.tree) - held_before;
@@ -376,7 +403,7 @@ impl Store {
         })
     }
 
-    /// Puts leaves that were packed or unpacked in the place of those that they were made from, in every state that has them.
+    /// Puts leaves in the place of those that they were made from, in every state that has them.
     pub fn put_repacked(&mut self, repacked: &Repacked) {
         let mut seen = Seen::default();
         let bytes = self.tree.put_repacked(repacked, &mut seen);

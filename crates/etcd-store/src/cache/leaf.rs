@@ -7,14 +7,15 @@ use std::ops::Deref;
 
 use super::{
     block::BLOCK_MAX_ENTRIES,
+    entry::Entry,
     gather::{gather, unpack_rests},
     heat::Heat,
     ledger::Ledger,
     memory::class_bytes,
-    pack::{pack, unpack},
+    pack::{pack, unpack, without_values},
     packed::CorruptBlock,
     separator::separator_between,
-    stored::{StoredEntry, are_only_here},
+    stored::{StoredEntry, Unpacker, are_only_here},
 };
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
@@ -99,13 +100,62 @@ impl Leaf {
     pub(super) fn unpacked(&self, born: u64) -> Result<Leaf, CorruptBlock> {
         let mut leaf = self.clone();
         unpack(&mut leaf.entries)?;
-        let mut ledger = Ledger {
-            epoch: born,
-            ..Ledger::of(&leaf)
-        };
-        leaf.gather(&mut ledger);
+        leaf.gather_alone(born);
         leaf.heat = Heat::default();
         Ok(leaf)
+    }
+
+    /// The leaf without the values of its entries from `start` on and below `end` (empty: without an end); `None` if none is
+    /// held, or they are too large.
+    pub(super) fn without_values(
+        &self,
+        start: &[u8],
+        end: &[u8],
+        born: u64,
+    ) -> Result<Option<Leaf>, CorruptBlock> {
+        let of = |key: &[u8]| key >= start && (end.is_empty() || key < end);
+        let within: Vec<&StoredEntry> = self.iter().filter(|stored| of(stored.key())).collect();
+        if !within.iter().any(|stored| stored.has_value()) {
+            return Ok(None);
+        }
+        let Some(block) = without_values(&within, born)? else {
+            return Ok(None);
+        };
+        let (mut leaf, mut index) = (self.clone(), 0);
+        for stored in leaf.entries.iter_mut().filter(|stored| of(stored.key())) {
+            *stored = StoredEntry::packed(&block, index);
+            index += 1;
+        }
+        leaf.gather_alone(born);
+        Ok(Some(leaf))
+    }
+
+    /// The leaf with these values, which are in the order of their keys, where they are not held; `None` if it holds all that
+    /// are its entries'.
+    pub(super) fn with_values(&self, values: &[Entry], born: u64) -> Option<Leaf> {
+        let (mut unpacker, mut filled) = (Unpacker::default(), None);
+        for (index, stored) in self.iter().enumerate().filter(|(_, stored)| !stored.has_value()) {
+            let found = values.binary_search_by(|value| value.key().cmp(stored.key()));
+            if let Ok(found) = found
+                && unpacker.is_same(stored, &values[found])
+            {
+                let leaf: &mut Leaf = filled.get_or_insert_with(|| self.clone());
+                leaf.entries[index] = values[found].clone().into();
+            }
+        }
+        let mut leaf = filled?;
+        leaf.gather_alone(born);
+        leaf.heat = Heat::default();
+        Some(leaf)
+    }
+
+    /// Gathers a leaf that is in no tree yet.
+    fn gather_alone(&mut self, born: u64) {
+        let mut ledger = Ledger {
+            epoch: born,
+            ..Ledger::of(self)
+        };
+        self.gather(&mut ledger);
     }
 
     /// Whether nothing else has one of the entries: no event of the window, no other state of the history, no response.

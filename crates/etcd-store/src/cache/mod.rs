@@ -11,6 +11,7 @@
 //! | `block`, `gather` | small entries of a leaf in one allocation |
 //! | `pack`, `packed` | entries of a leaf, compressed together |
 //! | `repack`, `heat` | leaves of a tree in use, packed and unpacked |
+//! | `residency` | values that are left out of a tree, and put back |
 //! | `ledger` | memory of a tree, as modifications count it |
 //! | `tree`, `node`, `leaf`, `separator` | the persistent B+tree in key order, with counts and sizes |
 //! | `builder`, `arrived` | a tree that is being loaded |
@@ -60,6 +61,7 @@ mod pack;
 mod packed;
 mod query;
 mod repack;
+mod residency;
 mod rope;
 mod select;
 mod separator;
@@ -85,6 +87,7 @@ pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
 pub use repack::{Repacked, Repacking};
+pub use residency::NotHeld;
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
 pub use stored::{StoredEntry, Unpacker};

@@ -35,6 +35,8 @@ pub struct Summary {
     pub keys_only_bytes: u64,
     /// Bytes to add to `keys_only_bytes` if leases are kept.
     pub lease_bytes: u64,
+    /// The part of `encoded_bytes` of entries whose values are not held.
+    pub not_held_bytes: u64,
 }
 
 impl Summary {
@@ -42,9 +44,11 @@ impl Summary {
     pub(super) fn of(entry: &StoredEntry) -> Summary {
         let (prelude, lease) = entry.head_parts();
         let keys_only_bytes = field_len(prelude.len()) as u64;
+        let encoded_bytes = entry.encoded_len() as u64;
         Summary {
             count: 1,
-            encoded_bytes: entry.encoded_len() as u64,
+            encoded_bytes,
+            not_held_bytes: if entry.has_value() { 0 } else { encoded_bytes },
             keys_only_bytes,
             lease_bytes: field_len(prelude.len() + lease.len()) as u64 - keys_only_bytes,
         }
@@ -73,6 +77,7 @@ impl AddAssign for Summary {
         self.encoded_bytes += other.encoded_bytes;
         self.keys_only_bytes += other.keys_only_bytes;
         self.lease_bytes += other.lease_bytes;
+        self.not_held_bytes += other.not_held_bytes;
     }
 }
 
@@ -82,6 +87,7 @@ impl SubAssign for Summary {
         self.encoded_bytes -= other.encoded_bytes;
         self.keys_only_bytes -= other.keys_only_bytes;
         self.lease_bytes -= other.lease_bytes;
+        self.not_held_bytes -= other.not_held_bytes;
     }
 }
 

@@ -1,10 +1,10 @@
-//! Packing: neighbouring plain entries of a leaf move into packed blocks.
+//! Packing: neighbouring entries of a leaf move into packed blocks, with their values or without.
 
 use std::sync::Arc;
 
 use super::block::ENTRY_MAX_BYTES;
 use super::entry::Entry;
-use super::packed::{CorruptBlock, PackedBlock};
+use super::packed::{CorruptBlock, PackedBlock, digest};
 use super::stored::{StoredEntry, Unpacker};
 
 /// Bytes of the entries of a packed block at most, unless it has one entry. A read of one entry decompresses all.
@@ -66,6 +66,26 @@ pub(super) fn unpack(entries: &mut [StoredEntry]) -> Result<(), CorruptBlock> {
         .into();
     }
     Ok(())
+}
+
+/// A block of `entries` without their values; `None` if they are too large.
+///
+/// # Errors
+/// The packed block of one of them is damaged.
+pub(super) fn without_values(
+    entries: &[&StoredEntry],
+    born: u64,
+) -> Result<Option<Arc<PackedBlock>>, CorruptBlock> {
+    let mut unpacker = Unpacker::default();
+    let digests = entries.iter().map(|stored| match stored.digest() {
+        Some(known) => Ok(known),
+        None => unpacker.read(stored).map(|entry| digest(&entry)),
+    });
+    let digests = digests.collect::<Result<_, _>>()?;
+    let heads = entries
+        .iter()
+        .map(|stored| (stored.head_parts(), stored.encoded_len()));
+    Ok(PackedBlock::without_values(heads, digests, born).map(Arc::new))
 }
 
 fn packed_block(group: &[StoredEntry], born: u64) -> Option<PackedBlock> {

@@ -1,9 +1,12 @@
-//! Packed blocks: neighbouring entries of a leaf, compressed together.
+//! Packed blocks: neighbouring entries of a leaf, compressed together, or without their values.
 //!
 //! What a plan needs stays plain: the fields before the value, the lease, and the lengths. A read of values decompresses
 //! the block into one that the response keeps, and changes nothing here. Neighbours are alike, so that no dictionary is
-//! needed. The codec is LZ4, in safe Rust (decision 47).
+//! needed. The codec is LZ4, in safe Rust (decision 47). Of values that are not held a digest is, so that they can be compared
+//! with etcd's, and are recognized when they are read again.
 
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::LazyLock;
 use std::{fmt, ops::Range, sync::Arc};
 
 use super::block::Block;
@@ -13,17 +16,25 @@ use super::memory::{ARC_HEADER_BYTES, class_bytes};
 /// Most of its entries' memory, in percent, that a packed block may take. Otherwise they stay plain.
 const WORTHWHILE_PERCENT: usize = 80;
 
-/// Entries in key order, compressed together.
+/// Entries in key order, compressed together or without their values.
 pub(super) struct PackedBlock {
     /// Epoch of the tree in which it was made, as of a [`Block`].
     pub(super) born: u64,
     /// Of each entry: the fields before the value, and the lease.
     heads: Box<[u8]>,
     places: Box<[Place]>,
-    /// The encoded entries, compressed.
-    compressed: Box<[u8]>,
-    /// CRC-32 of the encoded entries.
-    checksum: u32,
+    values: Values,
+}
+
+enum Values {
+    Compressed {
+        /// The encoded entries, compressed.
+        bytes: Box<[u8]>,
+        /// CRC-32 of the encoded entries.
+        checksum: u32,
+    },
+    /// Not held; of each entry, [`digest`] of what is encoded.
+    NotHeld(Box<[u64]>),
 }
 
 /// Where an entry of a packed block is; it begins where the one before ends.
@@ -45,29 +56,52 @@ pub struct CorruptBlock;
 impl PackedBlock {
     /// Compresses `entries`; `None` if they are too large, or if that would not save enough.
     pub(super) fn new(entries: &[&Entry], born: u64) -> Option<PackedBlock> {
-        let (mut heads, mut plain) = (Vec::new(), Vec::new());
-        let mut places = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let (prelude, lease) = entry.head_parts();
-            heads.extend_from_slice(prelude);
-            heads.extend_from_slice(lease);
-            for piece in entry.encoded().as_slices() {
-                plain.extend_from_slice(piece);
-            }
-            places.push(Place {
-                head_end: u32::try_from(heads.len()).ok()?,
-                lease_bytes: u32::try_from(lease.len()).ok()?,
-                end: u32::try_from(plain.len()).ok()?,
-            });
+        let mut plain = Vec::new();
+        for piece in entries.iter().flat_map(|entry| entry.encoded().as_slices()) {
+            plain.extend_from_slice(piece);
         }
-        let packed = PackedBlock {
-            born,
-            heads: heads.into_boxed_slice(),
-            places: places.into_boxed_slice(),
-            compressed: lz4_flex::block::compress(&plain).into_boxed_slice(),
+        let values = Values::Compressed {
+            bytes: lz4_flex::block::compress(&plain).into_boxed_slice(),
             checksum: crc32fast::hash(&plain),
         };
+        let heads = entries.iter().map(|entry| (entry.head_parts(), entry.encoded_len()));
+        let packed = PackedBlock::with_heads(heads, values, born)?;
         (packed.memory_bytes() * 100 <= plain.len() * WORTHWHILE_PERCENT).then_some(packed)
+    }
+
+    /// A block without values, of entries with these heads and digests; `None` if they are too large. `heads` is as in
+    /// [`PackedBlock::with_heads`].
+    pub(super) fn without_values<'a>(
+        heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
+        digests: Box<[u64]>,
+        born: u64,
+    ) -> Option<PackedBlock> {
+        PackedBlock::with_heads(heads, Values::NotHeld(digests), born)
+    }
+
+    /// `heads` has the fields of each entry before its value, its lease, and its encoded length in bytes.
+    fn with_heads<'a>(
+        heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
+        values: Values,
+        born: u64,
+    ) -> Option<PackedBlock> {
+        let (mut bytes, mut places, mut end) = (Vec::new(), Vec::new(), 0_u32);
+        for ((prelude, lease), encoded_len) in heads {
+            bytes.extend_from_slice(prelude);
+            bytes.extend_from_slice(lease);
+            end = end.checked_add(u32::try_from(encoded_len).ok()?)?;
+            places.push(Place {
+                head_end: u32::try_from(bytes.len()).ok()?,
+                lease_bytes: u32::try_from(lease.len()).ok()?,
+                end,
+            });
+        }
+        Some(PackedBlock {
+            born,
+            heads: bytes.into_boxed_slice(),
+            places: places.into_boxed_slice(),
+            values,
+        })
     }
 
     /// Number of entries that were packed.
@@ -93,11 +127,28 @@ impl PackedBlock {
         self.places.get(index.checked_sub(1)?)
     }
 
-    /// The entries in a plain block of the caller's own.
+    /// Digest of an entry whose value is not held.
+    pub(super) fn digest(&self, index: usize) -> Option<u64> {
+        match &self.values {
+            Values::NotHeld(digests) => digests.get(index).copied(),
+            Values::Compressed { .. } => None,
+        }
+    }
+
+    /// Whether it has the values of its entries.
+    pub(super) fn has_values(&self) -> bool {
+        matches!(self.values, Values::Compressed { .. })
+    }
+
+    /// The entries in a plain block of the caller's own. Not to be called without values.
     pub(super) fn unpack(&self) -> Result<Arc<Block>, CorruptBlock> {
+        let Values::Compressed { bytes, checksum } = &self.values else {
+            debug_assert!(false, "the value is not held");
+            return Err(CorruptBlock);
+        };
         let length = self.places.last().map_or(0, |last| last.end as usize);
-        let bytes = lz4_flex::block::decompress(&self.compressed, length).map_err(|_| CorruptBlock)?;
-        if bytes.len() != length || crc32fast::hash(&bytes) != self.checksum {
+        let bytes = lz4_flex::block::decompress(bytes, length).map_err(|_| CorruptBlock)?;
+        if bytes.len() != length || crc32fast::hash(&bytes) != *checksum {
             return Err(CorruptBlock);
         }
         let bytes = bytes.into_boxed_slice();
@@ -111,7 +162,10 @@ impl PackedBlock {
         class_bytes(ARC_HEADER_BYTES + size_of::<PackedBlock>())
             + class_bytes(self.heads.len())
             + class_bytes(size_of_val(&*self.places))
-            + class_bytes(self.compressed.len())
+            + match &self.values {
+                Values::Compressed { bytes, .. } => class_bytes(bytes.len()),
+                Values::NotHeld(digests) => class_bytes(size_of_val(&**digests)),
+            }
     }
 
     /// Part of the memory that is counted for an entry, in bytes. The sum over all entries is the block's memory.
@@ -124,18 +178,32 @@ impl PackedBlock {
     /// A copy with a byte changed, as faulty memory would.
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn damaged(&self) -> PackedBlock {
-        let mut compressed = self.compressed.clone();
-        if let Some(byte) = compressed.last_mut() {
-            *byte ^= 1;
-        }
+        let values = match &self.values {
+            Values::Compressed { bytes, checksum } => {
+                let mut bytes = bytes.clone();
+                if let Some(byte) = bytes.last_mut() {
+                    *byte ^= 1;
+                }
+                Values::Compressed {
+                    bytes,
+                    checksum: *checksum,
+                }
+            }
+            Values::NotHeld(digests) => Values::NotHeld(digests.iter().map(|digest| digest ^ 1).collect()),
+        };
         PackedBlock {
             born: self.born,
             heads: self.heads.clone(),
             places: self.places.clone(),
-            compressed,
-            checksum: self.checksum,
+            values,
         }
     }
+}
+
+/// Digest of an encoded entry. Keyed, so that nobody can write another value with the same one.
+pub(super) fn digest(entry: &Entry) -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEYS.hash_one(&*entry.encoded().contiguous())
 }
 
 impl fmt::Debug for PackedBlock {

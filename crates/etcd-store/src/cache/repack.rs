@@ -1,4 +1,4 @@
-//! Leaves of a tree in use are packed, coldest first, and unpacked again.
+//! Leaves of a tree in use are packed, coldest first, and unpacked again; and others are made of them (`residency`).
 //!
 //! The work is done on a snapshot, without the lock on the store. What it has made then takes the place of the leaves that
 //! it was made from, in the current state and in every state of the history that has them: a leaf that was written
@@ -10,7 +10,7 @@ use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
 use super::{
     leaf::Leaf,
     ledger::Ledger,
-    node::{Body, Inner, Node},
+    node::{Body, Inner, Node, Summary},
     packed::CorruptBlock,
     stored::StoredEntry,
     tree::Tree,
@@ -32,7 +32,7 @@ pub enum Repacking {
 
 type Key = Box<[u8]>;
 
-/// Leaves of a snapshot that were packed or unpacked, and what they replace.
+/// Other leaves with the entries of a snapshot, packed, unpacked or without values, and what they replace.
 pub struct Repacked {
     /// By the address of the leaf that each replaces.
     leaves: HashMap<usize, Replacement>,
@@ -62,6 +62,8 @@ struct Bytes {
     entries: u64,
     packed: u64,
     packed_encoded: u64,
+    /// Of entries whose values are not held; see [`Summary`].
+    not_held: u64,
     nodes: u64,
 }
 
@@ -75,12 +77,12 @@ impl Repacked {
         self.next.as_deref()
     }
 
-    /// Whether no leaf was packed or unpacked.
+    /// Whether there is no other leaf.
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
 
-    /// Length of the entries in leaves that were packed or unpacked, as fields `kvs`, in bytes.
+    /// Length of the entries in the other leaves, as fields `kvs`, in bytes.
     pub fn encoded_bytes(&self) -> u64 {
         self.bytes
     }
@@ -95,6 +97,19 @@ impl Tree {
     /// # Errors
     /// A packed block is damaged.
     pub fn repack(&self, from: &[u8], what: Repacking, max_bytes: u64) -> Result<Repacked, CorruptBlock> {
+        self.remake(from, max_bytes, |node, leaf| {
+            repacked_leaf(leaf, what, node.born).map(ControlFlow::Continue)
+        })
+    }
+
+    /// Makes other leaves with the same entries of those from the one that has `from` on, until their entries have
+    /// `max_bytes` together, or `remake` breaks; `None` leaves a leaf as it is.
+    pub(super) fn remake(
+        &self,
+        from: &[u8],
+        max_bytes: u64,
+        mut remake: impl FnMut(&Node, &Leaf) -> Result<ControlFlow<(), Option<Leaf>>, CorruptBlock>,
+    ) -> Result<Repacked, CorruptBlock> {
         let mut repacked = Repacked {
             leaves: HashMap::new(),
             range: None,
@@ -109,21 +124,25 @@ impl Tree {
                     repacked.next = leaf.first().map(|first| first.key().into());
                     return ControlFlow::Break(());
                 }
-                match repacked_leaf(leaf, what, node.born) {
-                    Ok(Some(new)) => repacked.add(node, leaf, new),
-                    Ok(None) => {}
+                match remake(node, leaf) {
+                    Ok(ControlFlow::Continue(new)) => {
+                        if let Some(new) = new {
+                            repacked.add(node, leaf, new);
+                        }
+                        ControlFlow::Continue(())
+                    }
+                    Ok(ControlFlow::Break(())) => ControlFlow::Break(()),
                     Err(corrupt) => {
                         outcome = Err(corrupt);
-                        return ControlFlow::Break(());
+                        ControlFlow::Break(())
                     }
                 }
-                ControlFlow::Continue(())
             });
         }
         outcome.map(|()| repacked)
     }
 
-    /// Replaces leaves by those that were packed or unpacked; returns the memory of the replaced ones, in bytes.
+    /// Replaces leaves by the others that were made of them; returns the memory of the replaced ones, in bytes.
     pub(super) fn put_repacked(&mut self, repacked: &Repacked, seen: &mut Seen) -> u64 {
         let Some(root) = &self.root else { return 0 };
         let Some((new, change)) = replaced(root, repacked, seen) else {
@@ -135,6 +154,7 @@ impl Tree {
         self.ledger.packed_encoded_bytes =
             self.ledger.packed_encoded_bytes + change.added.packed_encoded - change.removed.packed_encoded;
         self.ledger.node_bytes = self.ledger.node_bytes + change.added.nodes - change.removed.nodes;
+        change.apply_to(&mut self.summary);
         change.removed.entries + change.removed.nodes
     }
 }
@@ -168,6 +188,11 @@ impl Repacked {
 }
 
 impl Change {
+    /// What changes of the totals over the entries: all else stays.
+    fn apply_to(self, summary: &mut Summary) {
+        summary.not_held_bytes = summary.not_held_bytes + self.added.not_held - self.removed.not_held;
+    }
+
     fn and(self, other: Change) -> Change {
         Change {
             added: self.added.and(other.added),
@@ -182,6 +207,7 @@ impl Bytes {
             entries: self.entries + other.entries,
             packed: self.packed + other.packed,
             packed_encoded: self.packed_encoded + other.packed_encoded,
+            not_held: self.not_held + other.not_held,
             nodes: self.nodes + other.nodes,
         }
     }
@@ -197,6 +223,7 @@ fn bytes_of_leaf(node: &Node) -> Bytes {
         entries: counted.entry_bytes,
         packed: counted.packed_bytes,
         packed_encoded: counted.packed_encoded_bytes,
+        not_held: Summary::of_all(node.entries()).not_held_bytes,
         nodes: node.memory_bytes(),
     }
 }
@@ -289,7 +316,9 @@ fn with_replaced_children(inner: &Inner, repacked: &Repacked, seen: &mut Seen) -
     let (mut copy, mut change) = (None, Change::default());
     for index in inner.slot_of(first)..=inner.slot_of(last) {
         if let Some((node, below)) = replaced(&inner.slots[index].node, repacked, seen) {
-            copy.get_or_insert_with(|| inner.clone()).slots[index].node = node;
+            let slot = &mut copy.get_or_insert_with(|| inner.clone()).slots[index];
+            slot.node = node;
+            below.apply_to(&mut slot.summary);
             change = change.and(below);
         }
     }

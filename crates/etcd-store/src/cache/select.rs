@@ -25,6 +25,8 @@ pub enum Selected {
     TiesAreEtcds,
     /// Values are packed, and the order is that of the values: only etcd can answer without decompressing all of them.
     PackedValues,
+    /// Values of the answer are not held: only etcd can answer.
+    ValuesNotHeld,
 }
 
 /// The entries of an answer, selected from a snapshot but not encoded yet.
@@ -68,6 +70,20 @@ impl Selection {
             more,
             values: Values::Kept,
         }
+    }
+
+    /// Whether the values that are sent are held.
+    fn has_its_values(&self) -> bool {
+        self.values != Values::Kept
+            || match &self.entries {
+                Entries::None => true,
+                Entries::One(entry) => entry.has_value(),
+                Entries::Picked(entries) => entries.iter().all(StoredEntry::has_value),
+                Entries::Ranks { tree, from, to } => {
+                    tree.summary().not_held_bytes == 0
+                        || tree.summary_of_ranks(*from, *to).not_held_bytes == 0
+                }
+            }
     }
 
     /// Number of entries in the response.
@@ -194,12 +210,17 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
         Values::Kept
     };
     let answer = |entries, count, more| {
-        Selected::Answer(Selection {
+        let selection = Selection {
             entries,
             count,
             more,
             values,
-        })
+        };
+        if selection.has_its_values() {
+            Selected::Answer(selection)
+        } else {
+            Selected::ValuesNotHeld
+        }
     };
 
     let (from, to) = match query.interval() {

@@ -1,13 +1,13 @@
-//! An entry as a leaf keeps it: plain, or in a packed block.
+//! An entry as a leaf keeps it: plain, or in a packed block, there with its value or without.
 //!
-//! Everything but the value is read in the same way from both; a packed value has to be decompressed, which fails if the
+//! Everything but the value is read in the same way from all; a packed value has to be decompressed, which fails if the
 //! memory was damaged.
 
 use std::{fmt, sync::Arc};
 
 use super::block::Block;
 use super::entry::{Entry, KeyHead, write_keys_only};
-use super::packed::{CorruptBlock, PackedBlock};
+use super::packed::{CorruptBlock, PackedBlock, digest};
 
 const CACHE_LINE_BYTES: usize = 64;
 
@@ -45,7 +45,17 @@ impl StoredEntry {
 
     /// Whether it has to be decompressed to be read.
     pub fn is_packed(&self) -> bool {
-        self.plain().is_none()
+        self.parts().is_err_and(|(block, _)| block.has_values())
+    }
+
+    /// Whether its value is held; otherwise only etcd has it.
+    pub fn has_value(&self) -> bool {
+        self.parts().map_or_else(|(block, _)| block.has_values(), |_| true)
+    }
+
+    /// Digest of an entry whose value is not held.
+    pub(super) fn digest(&self) -> Option<u64> {
+        self.parts().err().and_then(|(block, index)| block.digest(index))
     }
 
     /// Whether other entries share its allocation.
@@ -53,7 +63,7 @@ impl StoredEntry {
         self.plain().is_none_or(|entry| entry.block().is_some())
     }
 
-    /// The entry, plain, decompressed if necessary.
+    /// The entry, plain, decompressed if necessary. It must have its value.
     ///
     /// # Errors
     /// The packed block is damaged.
@@ -158,7 +168,7 @@ pub struct Unpacker {
 }
 
 impl Unpacker {
-    /// The plain entry.
+    /// The plain entry of `stored`, which must have its value.
     pub(super) fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
         let (packed, index) = match stored.parts() {
             Ok(entry) => return Ok(entry.clone()),
@@ -176,9 +186,16 @@ impl Unpacker {
     }
 
     /// Whether `stored` is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
-    pub fn is_same(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
-        let theirs = Entry::from_key_value(key_value);
-        theirs.is_ok_and(|theirs| self.read(stored).is_ok_and(|ours| ours == theirs))
+    pub fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
+        Entry::from_key_value(key_value).is_ok_and(|theirs| self.is_same(stored, &theirs))
+    }
+
+    /// Whether `stored` is `entry`, byte for byte; by its digest if its value is not held. A damaged entry is none.
+    pub fn is_same(&mut self, stored: &StoredEntry, entry: &Entry) -> bool {
+        match stored.digest() {
+            Some(known) => stored.head_parts() == entry.head_parts() && known == digest(entry),
+            None => self.read(stored).is_ok_and(|ours| ours == *entry),
+        }
     }
 }
 
@@ -222,7 +239,7 @@ pub(super) fn touch(entries: &[StoredEntry], whole_below_bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::pack::pack;
+    use crate::cache::pack::{pack, without_values};
     use crate::cache::testing::KeyValue;
 
     fn stored(count: usize) -> Vec<StoredEntry> {
@@ -264,21 +281,28 @@ mod tests {
             lease: 5,
             ..same.clone()
         };
-        for is_packed in [false, true] {
-            if is_packed {
-                assert!(pack(&mut entries, 0));
+        for step in 0..3 {
+            match step {
+                0 => {}
+                1 => assert!(pack(&mut entries, 0)),
+                _ => {
+                    let all: Vec<&StoredEntry> = entries.iter().collect();
+                    let block = without_values(&all, 0).unwrap().unwrap();
+                    entries = vec![StoredEntry::packed(&block, 0), StoredEntry::packed(&block, 1)];
+                }
             }
+            assert_eq!(entries[1].has_value(), step < 2);
             let mut unpacker = Unpacker::default();
-            assert!(unpacker.is_same(&entries[1], &message(&same)));
+            assert!(unpacker.is_message(&entries[1], &message(&same)));
             for other in [
                 &leased,
                 &KeyValue::new("01", 2, vec![b'v'; 300]),
                 &KeyValue::new("01", 1, "w"),
             ] {
-                assert!(!unpacker.is_same(&entries[1], &message(other)));
+                assert!(!unpacker.is_message(&entries[1], &message(other)));
             }
-            assert!(!unpacker.is_same(&entries[0], &message(&same)));
-            assert!(!unpacker.is_same(&entries[1], b"not a message"));
+            assert!(!unpacker.is_message(&entries[0], &message(&same)));
+            assert!(!unpacker.is_message(&entries[1], b"not a message"));
         }
     }
 

@@ -13,10 +13,10 @@ mod strategies;
 
 use prost::Message as _;
 
-use super::{Entry, RangeQuery, StoredEntry};
+use super::{Entry, RangeQuery, StoredEntry, Unpacker};
 use etcd_wire::etcdserverpb::RangeRequest;
 #[cfg(test)]
-pub(super) use strategies::{key_value, number, packing, repacking};
+pub(super) use strategies::{Remaking, key_value, number, packing, remaking};
 
 /// The query that a request decodes to, unless it is refused.
 pub fn query_of(request: &RangeRequest) -> RangeQuery {
@@ -96,6 +96,13 @@ impl From<&Entry> for KeyValue {
         let length = prost::decode_length_delimiter(&mut message).unwrap();
         assert_eq!(message.len(), length);
         KeyValue::decode(message).unwrap()
+    }
+}
+
+impl KeyValue {
+    /// Whether `stored` is this one; by its digest if its value is not held.
+    pub fn is(&self, stored: &StoredEntry) -> bool {
+        Unpacker::default().is_same(stored, &self.entry())
     }
 }
 

@@ -20,7 +20,7 @@ use etcd_wire::protobuf::to_usize;
 #[derive(Clone, Default)]
 pub struct Tree {
     pub(super) root: Option<Arc<Node>>,
-    summary: Summary,
+    pub(super) summary: Summary,
     pub(super) ledger: Ledger,
 }
 

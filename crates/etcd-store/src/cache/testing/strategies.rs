@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::KeyValue;
-use crate::cache::{Packing, Repacking};
+use super::{KeyValue, key};
+use crate::cache::{Packing, Repacked, Repacking, Tree};
 
 /// Values of all relevant sizes: empty, short, around the threshold of copying, and large enough to be cut.
 fn value() -> impl Strategy<Value = Vec<u8>> {
@@ -42,10 +42,49 @@ prop_compose! {
     }
 }
 
-pub(in crate::cache) fn repacking() -> impl Strategy<Value = Repacking> {
-    prop::sample::select(vec![
+/// Another way to keep the same entries.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::cache) enum Remaking {
+    Repack(Repacking),
+    /// Without the values of the keys up to this number.
+    LeaveOut(usize),
+    /// With the values again.
+    Hold,
+}
+
+impl Remaking {
+    /// Other leaves for `tree`, which has the entries `held`, from a key on.
+    pub(in crate::cache) fn of<'a>(
+        self,
+        tree: &Tree,
+        from: &[u8],
+        max_bytes: u64,
+        held: impl Iterator<Item = &'a KeyValue>,
+    ) -> Repacked {
+        match self {
+            Remaking::Repack(what) => tree.repack(from, what, max_bytes),
+            Remaking::LeaveOut(to) => tree.leave_out_values((from, &key(to)), b"", max_bytes),
+            Remaking::Hold => {
+                let values: Vec<_> = held
+                    .skip_while(|kv| kv.key.as_slice() < from)
+                    .map(KeyValue::entry)
+                    .collect();
+                tree.hold_values(&values)
+            }
+        }
+        .unwrap()
+    }
+}
+
+pub(in crate::cache) fn remaking(keys: usize) -> impl Strategy<Value = Remaking> {
+    let repacking = prop::sample::select(vec![
         Repacking::PackCold,
         Repacking::PackAll,
         Repacking::UnpackHot,
-    ])
+    ]);
+    prop_oneof![
+        3 => repacking.prop_map(Remaking::Repack),
+        2 => (0..keys).prop_map(Remaking::LeaveOut),
+        1 => Just(Remaking::Hold),
+    ]
 }

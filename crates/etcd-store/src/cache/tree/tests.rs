@@ -1,12 +1,12 @@
 use proptest::prelude::*;
 
-use super::model::{Model, check, check_node};
+use super::model::{Model, check, check_node, is_same};
 use super::*;
 use crate::cache::{
-    Packing, Repacking,
+    Packing,
     leaf::LEAF_MAX,
     repack::Seen,
-    testing::{KeyValue, key, packing, repacking},
+    testing::{KeyValue, Remaking, key, packing, remaking},
 };
 
 const KEYS: usize = 4000;
@@ -44,10 +44,10 @@ enum Op {
     Swap,
     /// Continue with a tree that was loaded from the same entries.
     Reload(Packing),
-    /// Pack or unpack leaves, in all trees.
-    Repack {
+    /// Make other leaves of the same entries, in all trees.
+    Remake {
         from: usize,
-        what: Repacking,
+        what: Remaking,
         max_bytes: u64,
     },
 }
@@ -64,8 +64,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::DropSnapshots),
         1 => Just(Op::Swap),
         1 => packing().prop_map(Op::Reload),
-        4 => (0..KEYS, repacking(), 0..60_000_u64)
-            .prop_map(|(from, what, max_bytes)| Op::Repack { from, what, max_bytes }),
+        4 => (0..KEYS, remaking(KEYS), 0..60_000_u64)
+            .prop_map(|(from, what, max_bytes)| Op::Remake { from, what, max_bytes }),
     ]
 }
 
@@ -77,18 +77,13 @@ struct Pair {
 impl Pair {
     fn insert(&mut self, kv: KeyValue) {
         let replaced = self.tree.insert(kv.entry());
-        assert_eq!(
-            replaced.as_ref().map(KeyValue::from),
-            self.model.insert(kv.key.clone(), kv)
-        );
+        let expected = self.model.insert(kv.key.clone(), kv);
+        assert!(is_same(replaced.as_ref(), expected.as_ref()));
     }
 
     fn remove(&mut self, index: usize) {
         let removed = self.tree.remove(&key(index));
-        assert_eq!(
-            removed.as_ref().map(KeyValue::from),
-            self.model.remove(&key(index))
-        );
+        assert!(is_same(removed.as_ref(), self.model.remove(&key(index)).as_ref()));
     }
 
     fn apply(&mut self, op: Op, snapshots: &mut Vec<Pair>, revision: i64) {
@@ -121,12 +116,12 @@ impl Pair {
             Op::Reload(packing) => {
                 self.tree = Tree::load(self.model.values().map(KeyValue::entry), packing);
             }
-            Op::Repack {
+            Op::Remake {
                 from,
                 what,
                 max_bytes,
             } => {
-                let repacked = self.tree.repack(&key(from), what, max_bytes).unwrap();
+                let repacked = what.of(&self.tree, &key(from), max_bytes, self.model.values());
                 let mut seen = Seen::default();
                 for pair in snapshots.iter_mut().chain([self]) {
                     pair.tree.put_repacked(&repacked, &mut seen);
