@@ -238,7 +238,7 @@ fn answer(tree: &Tree, query: &RangeQuery) -> Answer {
             },
             selection,
         ),
-        Selected::TiesAreEtcds | Selected::PackedValues => unreachable!("nothing is sorted"),
+        _ => unreachable!("nothing is sorted, and all values are held"),
     }
 }
 

@@ -230,7 +230,7 @@ fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
 
 fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
     let Some(reason) = mirror.reason else {
-        return empty_finding(mirror);
+        return empty_finding(mirror).or_else(|| not_held_finding(mirror));
     };
     // An etcd that cannot be reached is a finding of its own, and explains these.
     if matches!(reason, Reason::FeedLost | Reason::Loading) && !is_reachable(facts) {
@@ -260,6 +260,24 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
             mirror.name, explanation.title
         ),
         format!("{}{details} Its reads are forwarded.", explanation.meaning),
+        explanation.remedy,
+    ))
+}
+
+/// A mirror whose values do not all fit into memory.
+fn not_held_finding(mirror: &MirrorStatus) -> Option<Finding> {
+    if mirror.not_held_bytes == 0 {
+        return None;
+    }
+    let explanation = explain_reason(Reason::ValuesNotHeld);
+    Some(Finding::new(
+        Severity::Warning,
+        format!(
+            "{} of the values of {} are only in etcd",
+            bytes(mirror.not_held_bytes),
+            mirror.name
+        ),
+        explanation.meaning,
         explanation.remedy,
     ))
 }
@@ -350,7 +368,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         "Memory of all mirrors".to_owned(),
         &bounds::CACHE_MAX_BYTES,
         memory,
-        "At the bound values are packed (--cache-pack); a mirror that does not fit even then is disabled (over budget).",
+        "At the bound values are packed (--cache-pack), then those of whole prefixes are left out, and reads of them forwarded.",
     )];
     let histories = mirrors.iter().map(|mirror| {
         (
@@ -481,6 +499,7 @@ mod tests {
             history_bytes: 0,
             packed_bytes: 0,
             packed_encoded_bytes: 0,
+            not_held_bytes: 0,
             index_bytes: 0,
             load_keys: 3,
             load_bytes: 2048,

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::metrics::ShownMetrics;
 use rangecache_base::telemetry::prefixes::PrefixCounts;
+use rangecache_mirror::metrics::PrefixSize;
 use rangecache_mirror::{Mirrors, prefix_sizes};
 
 /// Shortest time between two determinations.
@@ -27,6 +28,8 @@ pub(crate) struct PrefixStatus {
     pub(crate) prefix: String,
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
+    /// The part of `bytes` whose values are not held, for want of memory.
+    pub(crate) not_held_bytes: u64,
     pub(crate) reads_per_second: f64,
     pub(crate) writes_per_second: f64,
     pub(crate) watches_per_second: f64,
@@ -35,6 +38,14 @@ pub(crate) struct PrefixStatus {
 }
 
 impl PrefixStatus {
+    fn size(&self) -> PrefixSize {
+        PrefixSize {
+            keys: self.keys,
+            bytes: self.bytes,
+            not_held_bytes: self.not_held_bytes,
+        }
+    }
+
     /// The figure that prefixes are sorted by.
     #[allow(clippy::cast_precision_loss, reason = "costs show magnitudes")]
     fn cost(&self) -> f64 {
@@ -92,6 +103,7 @@ impl Prefixes {
                     prefix: name(&prefix),
                     keys: size.keys,
                     bytes: size.bytes,
+                    not_held_bytes: size.not_held_bytes,
                     reads_per_second: rate(now.reads, before.reads),
                     writes_per_second: rate(now.writes, before.writes),
                     watches_per_second: rate(now.watches, before.watches),
@@ -116,7 +128,7 @@ impl Prefixes {
         let top = self.top(mirrors, metrics);
         let prefixes = top
             .iter()
-            .map(|status| (&*status.prefix, status.keys, status.bytes, status.counts));
+            .map(|status| (&*status.prefix, status.size(), status.counts));
         metrics.prefixes.export(prefixes);
     }
 }

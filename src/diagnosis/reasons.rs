@@ -190,7 +190,8 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         ),
         Reason::OverBudget => (
             "too large for its memory",
-            "The mirror does not fit into --cache-max-bytes and is disabled (over budget). It is loaded again once it fits.",
+            "The keys of the mirror do not fit into --cache-max-bytes, or with --cache-pack=never its values: it is disabled (over \
+             budget). It is loaded again once it fits.",
             "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or \
              --no-cache-prefix.",
         ),
@@ -252,6 +253,12 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "order of packed values",
             "The sort order is that of the values, and some of them are packed (--cache-pack).",
             "If such reads are frequent, set --cache-pack=never.",
+        ),
+        Reason::ValuesNotHeld => (
+            "values not held",
+            "Memory is too scarce for all values: those of the prefixes that cost most are only in etcd. Counts, keys and \
+             watches are still served from memory.",
+            "Raise --cache-max-bytes and the memory limit, or leave out prefixes that are rarely read (--no-cache-prefix).",
         ),
         Reason::SortTies => (
             "order of equal keys",

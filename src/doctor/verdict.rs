@@ -141,7 +141,23 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
         bytes(config.mirror.history_max_bytes),
         bytes(max),
     );
-    if least > max {
+    let raise = || {
+        format!(
+            "raise --cache-max-bytes to {} or more, or {}",
+            bytes(least + least / 4 + history),
+            what_to_leave_out(keyspace, least, max)
+        )
+    };
+    if least > max && config.mirror.cache_pack != CachePack::Never {
+        report.warn(
+            Area::Memory,
+            format!(
+                "{text}: too little for all; values of the prefixes that cost most would only be in etcd, and reads of them \
+                 forwarded"
+            ),
+            raise(),
+        );
+    } else if least > max {
         let mirrors = if report.mirrors.len() == 1 {
             "the mirror is disabled (over budget)"
         } else {
@@ -150,11 +166,7 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
         report.bad(
             Area::Memory,
             format!("{text}: too little; {mirrors}, and their reads are forwarded"),
-            format!(
-                "raise --cache-max-bytes to {} or more, or {}",
-                bytes(least + least / 4 + history),
-                what_to_leave_out(keyspace, least, max)
-            ),
+            raise(),
         );
     } else if least + history > max / 10 * 9 {
         report.warn(

@@ -238,7 +238,13 @@ async fn route(
 /// Injects the faults that the request's headers name; for tests, in debug builds only.
 #[cfg(debug_assertions)]
 fn arm_faults(proxy: &super::handles::Proxy, headers: &HeaderMap) {
-    faults::arm(headers);
+    let Some(name) = faults::named(headers) else {
+        return;
+    };
+    if name == b"leave-out" {
+        proxy.mirrors.leave_out_all();
+    }
+    faults::arm(name);
     if faults::is_armed(Fault::Corrupt) {
         proxy.mirrors.corrupt();
     }

@@ -235,6 +235,15 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     doctor(&etcd.url(), &limit)
         .await
         .says("memory", "ok", "packed, as --cache-pack=auto has");
+    doctor(&etcd.url(), &["--cache-max-bytes", "200KiB"])
+        .await
+        .ends(0, "warning")
+        .says(
+            "memory",
+            "warning",
+            "values of the prefixes that cost most would only be in etcd",
+        )
+        .says("memory", "warning", "--no-cache-prefix /registry/large/");
     let limit = [&limit[..], &["--cache-pack", "never"]].concat();
     doctor(&etcd.url(), &limit)
         .await

@@ -33,6 +33,7 @@ mod prefixes;
 mod read_only;
 mod reload;
 mod replay;
+mod residency;
 mod shadow;
 mod tls;
 mod traces;

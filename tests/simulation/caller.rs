@@ -82,6 +82,8 @@ pub struct Caller {
     /// Longest pause between two calls, in milliseconds.
     pub pause: u64,
     pub has_long_values: bool,
+    /// Whether some of its reads make rangecache leave out all values, as if memory were scarce.
+    pub leaves_values_out: bool,
     /// Number of the first key that it writes; it writes all behind it, too.
     pub first_written: usize,
     /// User whose token its calls have.

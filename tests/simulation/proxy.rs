@@ -58,6 +58,8 @@ pub struct Settings {
     pub is_shadowed: bool,
     /// Whether etcd has users, and auth may be on.
     pub has_auth: bool,
+    /// Whether memory is as scarce as if it had no room for values, from time to time.
+    pub leaves_values_out: bool,
 }
 
 impl Settings {
@@ -105,6 +107,7 @@ impl Settings {
             watch_max_bytes,
             is_shadowed,
             has_auth,
+            leaves_values_out: chance.one_in(4),
         }
     }
 
@@ -128,6 +131,7 @@ impl Settings {
             watch_max_bytes: 64 << 20,
             is_shadowed: false,
             has_auth: false,
+            leaves_values_out: false,
         }
     }
 

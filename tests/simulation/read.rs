@@ -91,6 +91,10 @@ impl Read {
         if self.bypasses {
             client = client.with_metadata("rangecache-bypass", "true");
         }
+        if caller.leaves_values_out && caller.from == From::Rangecache && caller.chance.one_in(12) {
+            caller.trace.line(format!("{label}: leaves out all values"));
+            client = client.with_metadata("rangecache-test-fault", "leave-out");
+        }
         let begin = caller.begin();
         caller.trace.line(format!("{label}: {self:?}"));
         let reply = client.reply(RANGE, &self.request).await;

@@ -129,6 +129,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             streams: version >= "3.7",
             pause: [20, 100, 400][world.chance.below(3)],
             has_long_values: settings.is_watch_memory_small(),
+            leaves_values_out: settings.leaves_values_out,
             first_written: if is_quiet { KEYS / 2 } else { 0 },
             user: settings.user(&world.chance),
             identity: Mutex::default(),

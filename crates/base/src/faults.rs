@@ -2,7 +2,7 @@
 //! environment sets `RANGECACHE_TEST_FAULTS`. Release builds contain none of it.
 //!
 //! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that the fault concerns triggers
-//! it, once. A leaf.
+//! it, once. `leave-out` leaves all values of all mirrors out at once. A leaf.
 
 /// A fault that a request can arm; the name in the metadata is at the end of each line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,16 +41,18 @@ mod armed {
         1 << fault as u8
     }
 
-    /// Arms the fault that the request names.
-    pub fn arm(headers: &http::HeaderMap) {
+    /// Name of the fault that the request names; `leave-out` is carried out by the caller at once.
+    pub fn named(headers: &http::HeaderMap) -> Option<&[u8]> {
         static ALLOWED: OnceLock<bool> = OnceLock::new();
-        let Some(name) = headers.get("rangecache-test-fault") else {
-            return;
-        };
-        if !ALLOWED.get_or_init(|| std::env::var_os("RANGECACHE_TEST_FAULTS").is_some()) {
-            return;
-        }
-        let fault = match name.as_bytes() {
+        let name = headers.get("rangecache-test-fault")?;
+        let is_allowed = crate::simulated::max_page_keys().is_some()
+            || *ALLOWED.get_or_init(|| std::env::var_os("RANGECACHE_TEST_FAULTS").is_some());
+        is_allowed.then(|| name.as_bytes())
+    }
+
+    /// Arms the fault with this name.
+    pub fn arm(name: &[u8]) {
+        let fault = match name {
             b"request" => Fault::Request,
             b"body" => Fault::Body,
             b"feed" => Fault::Feed,
@@ -73,7 +75,7 @@ mod armed {
 }
 
 #[cfg(debug_assertions)]
-pub use armed::{arm, is_armed};
+pub use armed::{arm, is_armed, named};
 
 /// Panics if `fault` is armed.
 #[inline]

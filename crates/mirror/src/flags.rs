@@ -26,15 +26,16 @@ pub struct MirrorConfig {
     #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
     pub no_cache_prefix: Vec<String>,
 
-    /// Memory for all mirrors and their history; a mirror over it is disabled and its reads are forwarded [default:
-    /// three quarters of the memory limit beyond 128 MiB]
+    /// Memory for all mirrors and their history; what does not fit is packed, then values of whole prefixes are left to etcd
+    /// [default: three quarters of the memory limit beyond 128 MiB]
     ///
     /// When to change it: other processes share the limit
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub cache_max_bytes: Option<u64>,
 
     /// When values are compressed in memory: `auto`, from three quarters of `--cache-max-bytes` on, first those that are not
-    /// read; `always`, as they are loaded, and again some time after they were written; or `never`
+    /// read; `always`, as they are loaded, and again some time after they were written; or `never`, and a mirror that does not fit is
+    /// disabled
     ///
     /// When to change it: `always` if memory is scarcer than CPU: objects that are text or protobuf take half of it or less,
     /// and each 16 KB that are read take some microseconds more (docs/operations.md#how-much-memory)

@@ -15,6 +15,7 @@
 //! | `set` | places of mirrors, their memory together, and what drops them all |
 //! | `changes` | mirrors that a reload adds or removes |
 //! | `packing` | values compressed as memory becomes scarce |
+//! | `residency` | values left out once that is not enough, and read again |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
@@ -38,6 +39,7 @@ pub mod metrics;
 mod mirrors;
 mod packing;
 mod probe;
+mod residency;
 mod set;
 mod stale;
 #[cfg(test)]
@@ -53,7 +55,7 @@ pub use metrics::{
 };
 pub use mirrors::Mirrors;
 pub use stale::StaleView;
-pub use view::{HeldView, HeldViews, PrefixSize, prefix_sizes};
+pub use view::{HeldView, HeldViews, prefix_sizes};
 
 use std::sync::Arc;
 
@@ -104,6 +106,11 @@ pub fn start(
     let packed = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
         restarting("packing", || packing::run(&packed.set)).await;
+    });
+    let refilled = Arc::clone(&mirrors);
+    spawn(&mirrors, async move {
+        let (set, upstream) = (&refilled.set, &refilled.upstream);
+        restarting("residency", || residency::run(set, upstream)).await;
     });
     let contradicted = Arc::clone(&mirrors);
     spawn(&mirrors, async move {

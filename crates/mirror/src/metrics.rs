@@ -74,6 +74,11 @@ metric_group! {
         ///
         /// Useful when: it grows all the time: memory is too scarce, and packing costs CPU
         pub repacked_bytes[to]: Counter = "rangecache_mirror_repacked_bytes_total", from_zero = ["packed", "plain"];
+        /// Bytes of keys and values, as etcd sends them, whose values only etcd has, because `--cache-max-bytes` is too small for
+        /// all; reads of these values are forwarded
+        ///
+        /// Useful when: `forwarded{values_not_held}`
+        pub not_held_bytes: Gauge = "rangecache_mirror_not_held_bytes";
         /// Memory of replaced entries that only responses in flight keep; counts against `--cache-max-bytes`
         ///
         /// Useful when: slow readers
@@ -121,6 +126,17 @@ metric_group! {
         /// Useful when: **alert on any increase**
         pub mismatches: Counter = "rangecache_verify_mismatch_total";
     }
+}
+
+/// Size of the keys below one prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixSize {
+    /// Number of keys.
+    pub keys: u64,
+    /// Bytes of keys and values, as etcd encodes them.
+    pub bytes: u64,
+    /// The part of them whose values are not held.
+    pub not_held_bytes: u64,
 }
 
 /// Every reason for which a load or a read went to etcd without RangeStream; docs/consistency.md explains them.
@@ -190,6 +206,10 @@ metric_group! {
         ///
         /// Useful when: sizing
         bytes[prefix]: Gauge = "rangecache_prefix_bytes";
+        /// The part of `rangecache_prefix_bytes` whose values only etcd has, for want of memory
+        ///
+        /// Useful when: `forwarded{values_not_held}`
+        not_held_bytes[prefix]: Gauge = "rangecache_prefix_not_held_bytes";
         /// Ranges and RangeStreams below these prefixes, since the scrape that first found them
         ///
         /// Useful when: to see what is read
@@ -210,18 +230,20 @@ metric_group! {
 }
 
 impl PrefixMetrics {
-    /// Replaces the exported prefixes by these: name, keys, bytes and counts.
-    pub fn export<'a>(&self, prefixes: impl Iterator<Item = (&'a str, u64, u64, PrefixCounts)>) {
+    /// Replaces the exported prefixes by these: name, size and counts.
+    pub fn export<'a>(&self, prefixes: impl Iterator<Item = (&'a str, PrefixSize, PrefixCounts)>) {
         let _exporting = self.exporting.lock();
         self.keys.clear();
         self.bytes.clear();
+        self.not_held_bytes.clear();
         self.reads.clear();
         self.writes.clear();
         self.watches.clear();
-        for (prefix, keys, bytes, counts) in prefixes {
+        for (prefix, size, counts) in prefixes {
             let prefix = || prefix.to_owned();
-            self.keys.of(prefix()).set(gauge(keys));
-            self.bytes.of(prefix()).set(gauge(bytes));
+            self.keys.of(prefix()).set(gauge(size.keys));
+            self.bytes.of(prefix()).set(gauge(size.bytes));
+            self.not_held_bytes.of(prefix()).set(gauge(size.not_held_bytes));
             self.reads.of(prefix()).inc_by(counts.reads);
             self.writes.of(prefix()).inc_by(counts.writes);
             self.watches.of(prefix()).inc_by(counts.watches);

@@ -244,6 +244,12 @@ impl Mirrors {
         }
     }
 
+    /// Leaves out all values of all mirrors, for tests.
+    #[cfg(debug_assertions)]
+    pub fn leave_out_all(&self) {
+        self.all().for_each(Mirror::leave_out_all);
+    }
+
     /// Removes one key from each mirror, for tests of verification.
     #[cfg(debug_assertions)]
     pub fn corrupt(&self) {

@@ -5,7 +5,7 @@
 //! | below a half | values that are read are unpacked |
 //! | above three quarters | a load packs, and of what is loaded what was neither read nor written for a while |
 //! | above seven eighths | whatever can be |
-//! | above the whole | the feed of the mirror waits until there is room; if there is none, the mirror is disabled |
+//! | above the whole | the feed of the mirror waits until there is room: once all is packed, values are [left out](super::residency) |
 //!
 //! The work is done in small steps off the threads that serve, with pauses between them. What is packed, and what that means
 //! for the history, is the matter of [`Tree::repack`](etcd_store::cache::Tree::repack).
@@ -16,6 +16,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::flags::CachePack;
+use super::residency::leave_out;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, StaleEpoch};
 use etcd_store::cache::{Packing, Repacking};
@@ -60,7 +61,7 @@ pub(super) async fn run(set: &MirrorSet) {
     }
 }
 
-/// Packs all of `mirror` that can be, until its memory is within its budget; returns whether it is.
+/// Packs all of `mirror` that can be, then leaves out values, until its memory is within its budget; returns whether it is.
 pub(super) async fn make_room(set: &MirrorSet, mirror: &Mirror, epoch: Epoch) -> Result<bool, StaleEpoch> {
     let mut hand = Hand::default();
     while !set.within_budget(mirror) {
@@ -69,7 +70,7 @@ pub(super) async fn make_room(set: &MirrorSet, mirror: &Mirror, epoch: Epoch) ->
         }
         step(mirror, epoch, &mut hand, Repacking::PackAll, URGENT_STEP_BYTES).await?;
         if hand.is_empty() {
-            return Ok(set.within_budget(mirror));
+            return leave_out(set, mirror, epoch).await;
         }
     }
     Ok(true)
@@ -243,7 +244,16 @@ mod tests {
         let (_bench, one) = mirrors(5, &[]).await;
         let mirror = one.at(0).unwrap();
         assert_eq!(make_room(&one.set, mirror, mirror.epoch()).await, Ok(false));
-        assert_eq!(packed_percent(mirror), 100);
+        let held = mirror.view().unwrap().tree.summary();
+        assert_eq!(
+            held.not_held_bytes, held.encoded_bytes,
+            "its keys alone are too large"
+        );
+
+        let (_bench, one) = mirrors(20, &[]).await;
+        let mirror = one.at(0).unwrap();
+        assert_eq!(make_room(&one.set, mirror, mirror.epoch()).await, Ok(true));
+        assert_eq!(mirror.metrics.not_held_bytes.get(), 0, "packing is enough");
 
         let (_bench, one) = mirrors(70, &["--cache-pack", "never"]).await;
         let mirror = one.at(0).unwrap();

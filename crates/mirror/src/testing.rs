@@ -334,8 +334,13 @@ impl Bench {
 
     /// Mirrors with these flags, in front of the same etcd. No task of theirs runs.
     pub(super) fn mirrors(&self, flags: &[&str]) -> Arc<Mirrors> {
+        self.mirrors_of(&live(flags))
+    }
+
+    /// As [`Bench::mirrors`], with flags that the caller can change.
+    pub(super) fn mirrors_of(&self, live: &Live<MirrorConfig>) -> Arc<Mirrors> {
         Arc::new(Mirrors::new(
-            &live(flags),
+            live,
             PROBE_INTERVAL,
             &self.upstream,
             &self.telemetry,
@@ -388,13 +393,19 @@ impl Bench {
         connection: &'a Arc<Connection>,
         loaded_by: &mut LoadedBy,
     ) -> Result<Feed<'a>, FeedEnd> {
-        let feeding = Feeding {
+        tokio::time::timeout(SOON, self.feeding(connection).open(loaded_by))
+            .await
+            .unwrap()
+    }
+
+    /// What feeds the mirror.
+    pub(super) fn feeding<'a>(&'a self, connection: &'a Arc<Connection>) -> Feeding<'a> {
+        Feeding {
             set: &self.set,
             upstream: &self.upstream,
             mirror: self.mirror(),
             epoch: self.mirror().epoch(),
             connection,
-        };
-        tokio::time::timeout(SOON, feeding.open(loaded_by)).await.unwrap()
+        }
     }
 }

@@ -276,7 +276,7 @@ impl Piece {
                 && theirs
                     .kvs
                     .get(usize::try_from(first).unwrap_or(usize::MAX))
-                    .is_some_and(|theirs| unpacker.is_same(entry, theirs));
+                    .is_some_and(|theirs| unpacker.is_message(entry, theirs));
             if !same {
                 return ControlFlow::Break(());
             }

@@ -224,6 +224,7 @@ mod tests {
                 history_bytes: 0,
                 packed_bytes: 0,
                 packed_encoded_bytes: 0,
+                not_held_bytes: 0,
                 index_bytes: 0,
                 load_keys: 0,
                 load_bytes: 0,

@@ -29,7 +29,7 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Markup {
                         tr {
                             th scope="row" { code { (of.prefix) } }
                             td { (count(of.keys)) }
-                            td { (bytes(of.bytes)) }
+                            td { (size(of)) }
                             td { (rate(of.reads_per_second)) }
                             td { (rate(of.writes_per_second)) }
                             td { (rate(of.watches_per_second)) }
@@ -40,4 +40,11 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Markup {
         }
     };
     section("prefixes", "Prefixes", &content)
+}
+
+fn size(of: &PrefixStatus) -> String {
+    match of.not_held_bytes {
+        0 => bytes(of.bytes),
+        part => format!("{}, {} of it only in etcd", bytes(of.bytes), bytes(part)),
+    }
 }

@@ -45,6 +45,9 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 (pair("memory", &bytes(mirror.memory_bytes)))
                 (pair("of it plain values", &bytes(plain_bytes(mirror))))
                 (pair("of it packed values", &packed_in_words(mirror)))
+                @if mirror.not_held_bytes > 0 {
+                    (pair("values only in etcd", &bytes(mirror.not_held_bytes)))
+                }
                 (pair("of it the index", &bytes(mirror.index_bytes)))
                 (pair("of it past revisions", &bytes(mirror.history_bytes)))
                 (pair("kept by slow readers", &bytes(mirror.held_bytes)))
@@ -205,6 +208,7 @@ mod tests {
             history_bytes: 1 << 20,
             packed_bytes: 2 << 20,
             packed_encoded_bytes: 6 << 20,
+            not_held_bytes: 5 << 20,
             index_bytes: 3 << 20,
             held_bytes: 0,
             load_keys: 9,
@@ -225,6 +229,7 @@ mod tests {
         for (title, value) in [
             ("of it plain values", "4 MiB"),
             ("of it packed values", "2 MiB for 6 MiB"),
+            ("values only in etcd", "5 MiB"),
             ("of it the index", "3 MiB"),
             ("of it past revisions", "1 MiB"),
         ] {
@@ -234,9 +239,11 @@ mod tests {
         let plain = MirrorStatus {
             packed_bytes: 0,
             packed_encoded_bytes: 0,
+            not_held_bytes: 0,
             ..mirror()
         };
         assert!(card(&plain).contains(&pair("of it packed values", "none").into_string()));
+        assert!(!card(&plain).contains("only in etcd"));
         // Figures of different moments.
         let odd = MirrorStatus {
             memory_bytes: 1,

@@ -148,6 +148,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
         history_bytes: unsigned(gauges.history_bytes.get()),
         packed_bytes: unsigned(gauges.packed_bytes.get()),
         packed_encoded_bytes: unsigned(gauges.packed_encoded_bytes.get()),
+        not_held_bytes: unsigned(gauges.not_held_bytes.get()),
         index_bytes: unsigned(gauges.index_bytes.get()),
         held_bytes: mirror.held_bytes(),
         load_keys: unsigned(gauges.load_keys.get()),

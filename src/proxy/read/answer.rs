@@ -114,6 +114,7 @@ pub(super) fn answer(
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Err(Reason::SortTies),
         Selected::PackedValues => return Err(Reason::PackedValues),
+        Selected::ValuesNotHeld => return Err(Reason::ValuesNotHeld),
     };
     // Recorded before the response is sent: no later response of this process may be older (I11). The entries were
     // selected before: if the history is still the same, they are of it, too.

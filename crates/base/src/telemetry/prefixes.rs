@@ -1,5 +1,6 @@
 //! Reads, writes and watches by prefix. Only prefixes that a scrape has found are counted, in a bounded number.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -59,6 +60,14 @@ impl PrefixCounters {
             watches: counters.watches.load(Relaxed),
         })
         .unwrap_or_default()
+    }
+
+    /// Reads of each known prefix.
+    #[must_use]
+    pub fn reads(&self) -> HashMap<Vec<u8>, u64> {
+        let known = self.0.load();
+        let of = |counters: &Arc<Counters>| (counters.prefix.to_vec(), counters.reads.load(Relaxed));
+        known.iter().map(of).collect()
     }
 
     /// Counts exactly these prefixes from now on; those that were known keep their counts.

@@ -439,12 +439,21 @@ mod tests {
         };
         let (few, most, some) = (of("few", 100), of("most", 1_500), of("some", 500));
         let later = of("some", 700).split_off(500);
-        let mut builder = filled(&[few.clone(), most.clone(), some.clone()].concat(), Packing::Never);
+        let mut builder = filled(
+            &[few.clone(), most.clone(), some.clone()].concat(),
+            Packing::Never,
+        );
         let plain = builder.memory_bytes();
         let by_length = |_: &[u8], bytes: u64| bytes;
         assert!(builder.make_room(plain, by_length).unwrap().is_empty());
         // Length alone would choose the other one.
-        let by_reads = |prefix: &[u8], bytes: u64| if prefix == b"/r/most/" { bytes / 1000 } else { bytes };
+        let by_reads = |prefix: &[u8], bytes: u64| {
+            if prefix == b"/r/most/" {
+                bytes / 1000
+            } else {
+                bytes
+            }
+        };
         let left_out = builder.make_room(plain - 100_000, by_reads).unwrap();
         assert_eq!(left_out, [Box::from(&b"/r/some/"[..])]);
         for object in &later {
@@ -452,7 +461,11 @@ mod tests {
         }
         assert!(builder.memory_bytes() < plain - 100_000);
         let mut whole = builder.clone();
-        assert_eq!(whole.make_room(0, by_length).unwrap().len(), 2, "all that there is");
+        assert_eq!(
+            whole.make_room(0, by_length).unwrap().len(),
+            2,
+            "all that there is"
+        );
         let model = [few, most, some, later].concat();
         let model = model.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
         for (builder, held) in [(builder, 1_600), (whole, 0)] {
@@ -464,7 +477,10 @@ mod tests {
                 std::ops::ControlFlow::Continue(())
             });
             // The last leaf may have been merged, and is as it arrived.
-            assert!((held..=held + 2 * LEAF_MAX).contains(&with_values), "{with_values}");
+            assert!(
+                (held..=held + 2 * LEAF_MAX).contains(&with_values),
+                "{with_values}"
+            );
         }
     }
 

@@ -21,8 +21,8 @@ use super::select::model::{HEADER, answered, expected};
 use super::testing::KeyValue;
 use super::tree::model::{Model, check, is_same};
 use super::{
-    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacked, Repacking, Selected, Selection, SortTarget, Tree,
-    select,
+    Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacked, Repacking, Selected, Selection, SortTarget,
+    Tree, select,
 };
 use etcd_wire::etcdserverpb::RangeResponse;
 

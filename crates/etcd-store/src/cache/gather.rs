@@ -164,7 +164,11 @@ fn put_without_values(entries: &mut [StoredEntry], indexes: &[usize], ledger: &m
         return;
     };
     for (position, index) in indexes.iter().enumerate() {
-        exchange(&mut entries[*index], StoredEntry::packed(&block, position), ledger);
+        exchange(
+            &mut entries[*index],
+            StoredEntry::packed(&block, position),
+            ledger,
+        );
     }
 }
 

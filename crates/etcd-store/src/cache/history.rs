@@ -227,22 +227,25 @@ impl Store {
         &self.tree
     }
 
-    /// Keys whose value is not held, and that one of `changes` replaces without bringing it, each with the revision of the first
-    /// such change.
-    pub fn replaced_values_not_held<'a>(&self, changes: &'a [Change]) -> Vec<(&'a [u8], i64)> {
-        let mut keys = Vec::new();
+    /// Indexes of the `changes` that replace a value that is not held, without bringing it.
+    pub fn replaced_values_not_held(&self, changes: &[Change]) -> Vec<usize> {
+        let mut found = Vec::new();
         if self.tree.summary().not_held_bytes == 0 {
-            return keys;
+            return found;
         }
         let mut seen = HashSet::new();
-        for change in changes.iter().filter(|change| change.revision() > self.revision) {
-            let is_not_held = self.tree.get(change.key()).is_some_and(|old| !old.has_value());
+        for (index, change) in changes.iter().enumerate() {
+            let is_not_held = || self.tree.get(change.key()).is_some_and(|old| !old.has_value());
             // What a later change of the key replaces is the earlier one.
-            if is_not_held && seen.insert(change.key()) && change.replaced.is_none() {
-                keys.push((change.key(), change.revision()));
+            if change.revision() > self.revision
+                && is_not_held()
+                && seen.insert(change.key())
+                && change.replaced.is_none()
+            {
+                found.push(index);
             }
         }
-        keys
+        found
     }
 
     /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,
@@ -272,7 +275,10 @@ impl Store {
             change.replaced = match change.apply_to(&mut self.tree) {
                 // History must not keep the whole block for one of its entries.
                 Some(old) if old.has_value() => Some(old.detached()?),
-                Some(old) => change.replaced.take().filter(|brought| unpacker.is_same(&old, brought)),
+                Some(old) => change
+                    .replaced
+                    .take()
+                    .filter(|brought| unpacker.is_same(&old, brought)),
                 None => None,
             };
             bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);

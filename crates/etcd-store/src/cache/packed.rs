@@ -64,7 +64,9 @@ impl PackedBlock {
             bytes: lz4_flex::block::compress(&plain).into_boxed_slice(),
             checksum: crc32fast::hash(&plain),
         };
-        let heads = entries.iter().map(|entry| (entry.head_parts(), entry.encoded_len()));
+        let heads = entries
+            .iter()
+            .map(|entry| (entry.head_parts(), entry.encoded_len()));
         let packed = PackedBlock::with_heads(heads, values, born)?;
         (packed.memory_bytes() * 100 <= plain.len() * WORTHWHILE_PERCENT).then_some(packed)
     }

@@ -48,7 +48,20 @@ impl Tree {
             if !leaf.has_its_entries_alone() {
                 return Ok(ControlFlow::Continue(None));
             }
-            leaf.without_values(start, end, node.born).map(ControlFlow::Continue)
+            leaf.without_values(start, end, node.born)
+                .map(ControlFlow::Continue)
+        })
+    }
+
+    /// As [`Tree::leave_out_values`] of all entries, those that something else has included.
+    ///
+    /// # Errors
+    /// A packed block is damaged.
+    #[cfg(debug_assertions)]
+    pub fn leave_out_all(&self) -> Result<Repacked, CorruptBlock> {
+        self.remake(b"", u64::MAX, |node, leaf| {
+            leaf.without_values(b"", b"", node.born)
+                .map(ControlFlow::Continue)
         })
     }
 

@@ -50,7 +50,8 @@ impl StoredEntry {
 
     /// Whether its value is held; otherwise only etcd has it.
     pub fn has_value(&self) -> bool {
-        self.parts().map_or_else(|(block, _)| block.has_values(), |_| true)
+        self.parts()
+            .map_or_else(|(block, _)| block.has_values(), |_| true)
     }
 
     /// Digest of an entry whose value is not held.

@@ -31,7 +31,7 @@ use super::end::FeedEnd;
 use crate::history::Keys;
 use crate::load::LoadCause;
 use crate::view::{Anchor, Epoch, Mirror};
-use etcd_store::cache::{Change, ChangeKind, StoredEntry, Tree};
+use etcd_store::cache::{Change, ChangeKind, StoredEntry, Tree, Unpacker};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
@@ -147,7 +147,7 @@ impl<'a> Continuity<'a> {
     /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
     fn is_held(&self, change: &Change) -> bool {
         match (change.kind, self.anchor.tree.get(change.key())) {
-            (ChangeKind::Put, Some(ours)) => ours.read().is_ok_and(|ours| ours == change.entry),
+            (ChangeKind::Put, Some(ours)) => Unpacker::default().is_same(ours, &change.entry),
             (ChangeKind::Delete, None) => true,
             _ => false,
         }

@@ -7,6 +7,7 @@
 //! | `member` | cluster, history and version of the member that feeds a mirror |
 //! | `history_check` | whether a connection is of the known history (W10) |
 //! | `assemble` | whole revisions from watch responses (I3) |
+//! | `replaced` | values that events replace and that memory does not hold |
 //! | `lag` | how long a mirror has been behind etcd |
 //! | `end` | how a feed ends |
 
@@ -17,6 +18,7 @@ mod history_check;
 mod lag;
 mod member;
 mod opening;
+mod replaced;
 
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(super) use assemble::{Assembler, Step};
@@ -56,7 +58,7 @@ impl<'a> Feeding<'a> {
                 let anchor = self.mirror.anchor(self.epoch)?;
                 others_continue(self, anchor.map_or(0, |anchor| anchor.revision)).await?;
             }
-            proven.serve()
+            proven.serve().await
         };
         tokio::select! {
             opened = opening => opened,
@@ -122,7 +124,7 @@ impl Feed<'_> {
                     let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
                     let before = self.assembler.revision();
                     if let Some(step) = self.step(&response)? {
-                        self.take(step)?;
+                        self.take(step).await?;
                     }
                     // A progress notification at an old revision shows nothing but that the member is there.
                     if !response.events.is_empty() || self.assembler.revision() > before {

@@ -10,6 +10,7 @@ use super::assemble::{Assembler, Step};
 use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
 use super::member::Feeding;
+use super::replaced::bring_replaced;
 use crate::history::Before;
 use crate::load::{LoadCause, LoadedBy};
 use crate::view::Anchor;
@@ -52,10 +53,10 @@ pub(super) struct ProvenFeed<'a> {
 
 impl<'a> ProvenFeed<'a> {
     /// Puts the mirror in service.
-    pub(super) fn serve(self) -> Result<Feed<'a>, FeedEnd> {
+    pub(super) async fn serve(self) -> Result<Feed<'a>, FeedEnd> {
         let feeding = self.feed.feeding;
         feeding.mirror.put_in_service(feeding.epoch)?;
-        self.feed.take(self.first)?;
+        self.feed.take(self.first).await?;
         Ok(self.feed)
     }
 }
@@ -326,11 +327,15 @@ impl<'a> Feed<'a> {
     }
 
     /// Changes the mirror.
-    pub(super) fn take(&self, step: Step) -> Result<(), FeedEnd> {
+    pub(super) async fn take(&self, step: Step) -> Result<(), FeedEnd> {
         let Feeding { mirror, epoch, .. } = self.feeding;
         match step {
             Step::Wait => {}
-            Step::Apply { changes, revision } => {
+            Step::Apply {
+                mut changes,
+                revision,
+            } => {
+                bring_replaced(self.feeding, &mut changes).await?;
                 mirror.apply(epoch, changes, revision)?;
             }
             Step::Advance(revision) => mirror.advance(epoch, revision)?,

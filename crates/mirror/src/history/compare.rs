@@ -129,7 +129,7 @@ impl Part {
 
     fn is_same(&self, theirs: &RangeResponse) -> bool {
         let mut unpacker = Unpacker::default();
-        let same = |(ours, theirs): (&StoredEntry, &Bytes)| unpacker.is_same(ours, theirs);
+        let same = |(ours, theirs): (&StoredEntry, &Bytes)| unpacker.is_message(ours, theirs);
         // etcd's count is that of the range, whatever the filter selects.
         u64::try_from(theirs.count) == Ok(self.keys)
             && theirs.kvs.len() == self.newest.len()

@@ -27,6 +27,7 @@ use tonic::Code;
 
 use super::history::{Before, Keys, Position};
 use super::metrics::StreamFallbacks;
+use super::residency::{leave_out_of_load, warn_of_left_out};
 use super::set::MirrorSet;
 use super::view::Mirror;
 use etcd_store::cache::{MalformedKeyValue, Packing, ResponseHeader, Tree, TreeBuilder};
@@ -381,6 +382,11 @@ impl<'a> Gathered<'a> {
         let metrics = &self.load.mirror.metrics;
         metrics.load_keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
         metrics.load_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        let memory_bytes = if memory_bytes > self.max_bytes {
+            self.make_room().await?
+        } else {
+            memory_bytes
+        };
         self.load
             .mirror
             .loading_bytes()
@@ -403,6 +409,27 @@ impl<'a> Gathered<'a> {
             );
         }
         Ok(())
+    }
+
+    /// Leaves out values until there is room again, if values may be packed; returns the memory of the keys that have arrived.
+    async fn make_room(&mut self) -> Result<u64, LoadError> {
+        let (mirror, max_bytes) = (self.load.mirror, self.max_bytes / 16 * 15);
+        if self.load.packing != Packing::Never {
+            let mut builder = std::mem::take(&mut self.builder);
+            let reads = mirror.reads_by_prefix();
+            let leaving_out = tokio::task::spawn_blocking(move || {
+                let left_out = leave_out_of_load(&mut builder, max_bytes, &reads);
+                left_out.map(|prefixes| (builder, prefixes))
+            });
+            // What was just packed is not damaged.
+            let left_out = leaving_out.await.map_err(|_| LoadError::Build)?;
+            let (builder, prefixes) = left_out.map_err(|_| LoadError::Build)?;
+            self.builder = builder;
+            for prefix in prefixes {
+                warn_of_left_out(mirror, &prefix);
+            }
+        }
+        Ok(self.builder.memory_bytes())
     }
 
     /// The keys that have arrived, which are all up to the last one; `None` before the first.

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::state::Mirror;
+use crate::metrics::PrefixSize;
 use etcd_store::cache::{Summary, Tree};
 use etcd_store::keyspace::{figure_prefix, first_part, prefix_end, successor};
 
@@ -11,15 +12,6 @@ use etcd_store::keyspace::{figure_prefix, first_part, prefix_end, successor};
 const MAX_PREFIXES: usize = 1_024;
 /// Keys directly below one first part that are skipped one by one, before the rest of that part counts as a whole.
 const MAX_SINGLE_KEYS: usize = 64;
-
-/// Size of the keys below one prefix.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PrefixSize {
-    /// Number of keys.
-    pub keys: u64,
-    /// Bytes of keys and values, as etcd encodes them.
-    pub bytes: u64,
-}
 
 /// Sizes by prefix of the keys of these mirrors, as far as they are in service. A prefix is a key's first two parts, or
 /// its first part; it is empty for keys without one.
@@ -31,13 +23,14 @@ pub fn prefix_sizes<'a>(mirrors: impl Iterator<Item = &'a Mirror>) -> BTreeMap<V
             let size: &mut PrefixSize = sizes.entry(prefix.to_vec()).or_default();
             size.keys += summary.count;
             size.bytes += summary.encoded_bytes;
+            size.not_held_bytes += summary.not_held_bytes;
         });
     }
     sizes
 }
 
 /// Calls `add` with each prefix and the sums of its keys. A prefix may be added several times.
-fn divide(tree: &Tree, mut add: impl FnMut(&[u8], Summary)) {
+pub(crate) fn divide(tree: &Tree, mut add: impl FnMut(&[u8], Summary)) {
     let (mut rank, mut single_keys, mut part) = (0, 0, Vec::new());
     for _ in 0..MAX_PREFIXES {
         let Some(key) = tree.at(rank).map(|entry| entry.key()) else {

@@ -163,16 +163,10 @@ impl Run {
     }
 
     fn commit(&mut self, mut changes: Vec<Change>, revision: i64) {
-        let needed: Vec<_> = self
-            .store
-            .replaced_values_not_held(&changes)
-            .into_iter()
-            .map(|(key, revision)| (key.to_vec(), revision))
-            .collect();
-        for (key, revision) in needed {
-            let old = self.model.states.last().unwrap().1.get(&key).unwrap().entry();
-            let is_it = |change: &&mut Change| change.key() == key && change.revision() == revision;
-            changes.iter_mut().find(is_it).unwrap().replaced = Some(old);
+        for index in self.store.replaced_values_not_held(&changes) {
+            let change = &mut changes[index];
+            let old = self.model.states.last().unwrap().1.get(change.key());
+            change.replaced = Some(old.unwrap().entry());
         }
         for change in &changes {
             let of_change = change.revision();

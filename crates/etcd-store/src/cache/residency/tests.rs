@@ -17,7 +17,12 @@ fn object(index: usize, revision: i64) -> KeyValue {
 
 fn loaded(packing: Packing) -> Store {
     let entries = (0..ALL).map(|index| object(index, 1).entry());
-    Store::new(Tree::load(entries, packing), 1, HistoryLimits::default(), Duration::ZERO)
+    Store::new(
+        Tree::load(entries, packing),
+        1,
+        HistoryLimits::default(),
+        Duration::ZERO,
+    )
 }
 
 /// Leaves out the values of these keys.
@@ -125,7 +130,11 @@ fn values_that_are_not_held_take_no_memory_in_any_state() {
     drop(past);
     leave_out(&mut store, 0, ALL);
     assert_eq!(store.history_bytes(), history);
-    assert!(store.memory_bytes() * 2 < plain, "{} of {plain}", store.memory_bytes());
+    assert!(
+        store.memory_bytes() * 2 < plain,
+        "{} of {plain}",
+        store.memory_bytes()
+    );
     for revision in [1, 3, 4] {
         let state = store.snapshot_at(revision).unwrap().into_tree();
         let last = [1, 1, 2, 2, 4][revision as usize];
@@ -155,7 +164,10 @@ fn values_are_held_again_if_they_are_those_that_were_left_out() {
     let other = KeyValue::new(key(1), 1, vec![b'w'; 300]);
     let newer = object(2, 2);
     assert_eq!(hold(&mut store, &[other, newer]), 0);
-    assert_eq!(store.tree().summary().not_held_bytes, store.tree().summary().encoded_bytes);
+    assert_eq!(
+        store.tree().summary().not_held_bytes,
+        store.tree().summary().encoded_bytes
+    );
     let all: Vec<_> = (0..ALL).map(|index| object(index, 1)).collect();
     hold(&mut store, &all[..LEAF_MAX + 1]);
     let tree = store.tree();
@@ -165,7 +177,10 @@ fn values_are_held_again_if_they_are_those_that_were_left_out() {
     assert_eq!(store.tree().summary().not_held_bytes, 0);
     assert!(store.memory_bytes() < plain + plain / 50);
     for index in [0, LEAF_MAX, ALL - 1] {
-        assert_eq!(KeyValue::from(store.tree().get(&key(index)).unwrap()), object(index, 1));
+        assert_eq!(
+            KeyValue::from(store.tree().get(&key(index)).unwrap()),
+            object(index, 1)
+        );
     }
     assert_eq!(hold(&mut store, &[]), 0);
 }
@@ -183,7 +198,10 @@ fn neighbours_without_values_are_found_in_pieces() {
         last: key(to).into(),
         bytes: length(from..to + 1),
     };
-    assert_eq!(tree.next_not_held(b"", u64::MAX), Some(piece(5, 3 * LEAF_MAX - 1)));
+    assert_eq!(
+        tree.next_not_held(b"", u64::MAX),
+        Some(piece(5, 3 * LEAF_MAX - 1))
+    );
     assert_eq!(tree.next_not_held(b"", 0), Some(piece(5, 5)), "at least one");
     assert_eq!(tree.next_not_held(b"", 3 * one), Some(piece(5, 7)));
     assert_eq!(tree.next_not_held(&key(8), 3 * one), Some(piece(8, 10)));
@@ -204,16 +222,13 @@ fn change_brings_the_value_that_it_replaces_or_its_event_has_none() {
         Change::delete(KeyValue::deleted(key(9), 3).entry()),
         Change::put(KeyValue::new("new", 3, "").entry()),
     ];
-    assert_eq!(
-        store.replaced_values_not_held(&changes),
-        [(&key(7)[..], 2), (&key(9)[..], 3)]
-    );
+    assert_eq!(store.replaced_values_not_held(&changes), [0, 2]);
     let mut brought = changes.to_vec();
     brought[0].replaced = Some(object(7, 1).entry());
-    assert_eq!(store.replaced_values_not_held(&brought), [(&key(9)[..], 3)]);
+    assert_eq!(store.replaced_values_not_held(&brought), [2]);
     // Another value than the one that was left out.
     brought[2].replaced = Some(KeyValue::new(key(9), 1, vec![b'w'; 300]).entry());
-    assert_eq!(store.replaced_values_not_held(&brought), []);
+    assert_eq!(store.replaced_values_not_held(&brought), [0_usize; 0]);
     store.apply(brought, 3, Duration::ZERO).unwrap();
     let replaced: Vec<_> = store
         .log()
@@ -225,7 +240,11 @@ fn change_brings_the_value_that_it_replaces_or_its_event_has_none() {
         [Some(object(7, 1)), Some(object(7, 2)), None, None],
         "what was left out, what the first change wrote, and nothing else"
     );
-    assert_eq!(store.replaced_values_not_held(&changes), [], "they are applied");
+    assert_eq!(
+        store.replaced_values_not_held(&changes),
+        [0_usize; 0],
+        "they are applied"
+    );
 }
 
 #[test]
@@ -236,7 +255,10 @@ fn leaf_that_is_written_and_packed_keeps_track_of_what_is_not_held() {
     for revision in 2..40 {
         let index = revision as usize * 7 % (2 * LEAF_MAX);
         if revision % 3 == 0 {
-            put(&mut store, Change::delete(KeyValue::deleted(key(index), revision).entry()));
+            put(
+                &mut store,
+                Change::delete(KeyValue::deleted(key(index), revision).entry()),
+            );
             changed.push((index, None));
         } else {
             put(&mut store, Change::put(object(index, revision).entry()));
@@ -244,7 +266,11 @@ fn leaf_that_is_written_and_packed_keeps_track_of_what_is_not_held() {
         }
         check(store.tree(), &changed);
     }
-    let repacked = store.tree().clone().repack(b"", Repacking::PackAll, u64::MAX).unwrap();
+    let repacked = store
+        .tree()
+        .clone()
+        .repack(b"", Repacking::PackAll, u64::MAX)
+        .unwrap();
     store.put_repacked(&repacked);
     check(store.tree(), &changed);
     assert!(store.tree().summary().not_held_bytes > 0);

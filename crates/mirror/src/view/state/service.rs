@@ -1,5 +1,6 @@
 //! Changes of a mirror by the task that loads and follows it: contents, and whether they are in service.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Repacked, Store, Tree};
+use etcd_store::cache::{Applied, Change, Entry, Repacked, Store, Tree, Unpacker};
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
 
@@ -157,6 +158,7 @@ impl Mirror {
         self.metrics.packed_bytes.set(0);
         self.metrics.packed_encoded_bytes.set(0);
         self.metrics.index_bytes.set(0);
+        self.metrics.not_held_bytes.set(0);
         Ok(())
     }
 
@@ -259,6 +261,9 @@ impl Mirror {
         metrics.packed_bytes.set(gauge(packed.memory));
         metrics.packed_encoded_bytes.set(gauge(packed.encoded));
         metrics.index_bytes.set(gauge(store.tree().node_bytes()));
+        metrics
+            .not_held_bytes
+            .set(gauge(store.tree().summary().not_held_bytes));
     }
 
     /// The current keys; `None` while nothing is loaded.
@@ -267,7 +272,31 @@ impl Mirror {
         Ok(contents.loaded.as_ref().map(|loaded| loaded.store.tree().clone()))
     }
 
-    /// Puts leaves that were packed or unpacked in the place of those that they were made from. Keys, revision and state of
+    /// Indexes of the `changes` that replace a value that is not held, without bringing it.
+    pub(crate) fn replaced_values_not_held(
+        &self,
+        epoch: Epoch,
+        changes: &[Change],
+    ) -> Result<Vec<usize>, StaleEpoch> {
+        let contents = self.contents_of(epoch)?;
+        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
+        Ok(loaded.store.replaced_values_not_held(changes))
+    }
+
+    /// Whether `entry` is the mirror's current one of its key.
+    pub(crate) fn is_held(&self, epoch: Epoch, entry: &Entry) -> Result<bool, StaleEpoch> {
+        let contents = self.contents_of(epoch)?;
+        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
+        let ours = loaded.store.tree().get(entry.key());
+        Ok(ours.is_some_and(|ours| Unpacker::default().is_same(ours, entry)))
+    }
+
+    /// Reads below each prefix, as far as they are counted.
+    pub(crate) fn reads_by_prefix(&self) -> HashMap<Vec<u8>, u64> {
+        self.prefixes.reads()
+    }
+
+    /// Puts leaves in the place of those that they were made from. Keys, revision and state of
     /// service stay as they are.
     pub(crate) fn put_repacked(&self, epoch: Epoch, repacked: &Repacked) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
@@ -299,6 +328,17 @@ impl Mirror {
         self.metrics.in_service.set(0);
         self.state.store(Arc::new(State::Out { reason, last }));
         self.changed.send_replace(());
+    }
+
+    /// Leaves out all values, for tests.
+    #[cfg(debug_assertions)]
+    pub(crate) fn leave_out_all(&self) {
+        let epoch = self.epoch();
+        if let Ok(Some(tree)) = self.current_tree(epoch)
+            && let Ok(left_out) = tree.leave_out_all()
+        {
+            let _ = self.put_repacked(epoch, &left_out);
+        }
     }
 
     /// Removes one key, for tests of verification.

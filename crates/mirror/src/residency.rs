@@ -1,0 +1,234 @@
+//! Values that are not held, once packing is not enough: whole prefixes, first the one whose values cost most per read. Counts,
+//! keys and absence are still known, and every watch is served; reads of the values are forwarded.
+//!
+//! Values are left out by the load and by the feed of their mirror alone, so that what a feed reads for an event
+//! ([`replaced`](super::feed)) stays all that it needs. They are read again once memory has room for them, at a low rate.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::set::MirrorSet;
+use super::view::{Epoch, Mirror, StaleEpoch, divide};
+use etcd_store::cache::{CorruptBlock, Entry, NotHeld, Repacked, Summary, Tree, TreeBuilder};
+use etcd_store::keyspace::{prefix_end, successor};
+use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_upstream::{Connection, ReceiveWindow, Upstream, range};
+
+/// Pause between two looks for values that can be held again.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// Length of the entries of one step in bytes.
+const STEP_BYTES: u64 = 2 << 20;
+/// Length of the values that are read at once.
+const PIECE_BYTES: u64 = 512 << 10;
+/// Highest rate at which values are read again.
+const BYTES_PER_SECOND: u64 = 8 << 20;
+/// Pause after each piece, in multiples of etcd's response time.
+const REST: u32 = 9;
+/// Timeout for connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How much the values of a prefix cost: their bytes for each read of the prefix.
+fn cost(bytes: u64, reads: u64) -> u64 {
+    bytes / reads.saturating_add(1)
+}
+
+/// Leaves out values until the memory of `mirror` is within its budget; returns whether it is. To be called by the feed.
+pub(super) async fn leave_out(set: &MirrorSet, mirror: &Mirror, epoch: Epoch) -> Result<bool, StaleEpoch> {
+    let mut tried = Vec::new();
+    while !set.within_budget(mirror) {
+        let Some(tree) = mirror.current_tree(epoch)? else {
+            return Ok(false);
+        };
+        let Some((prefix, is_new)) = costliest(mirror, &tree, &tried) else {
+            return Ok(false);
+        };
+        drop(tree);
+        if is_new {
+            warn_of_left_out(mirror, &prefix);
+        }
+        leave_out_prefix(set, mirror, epoch, &prefix).await?;
+        tried.push(prefix);
+    }
+    Ok(true)
+}
+
+/// Logs that the values of a prefix are no longer held.
+pub(super) fn warn_of_left_out(mirror: &Mirror, prefix: &[u8]) {
+    tracing::warn!(
+        mirror = mirror.name,
+        prefix = %prefix.escape_ascii(),
+        "memory is too scarce for all values: those of a prefix are left out, and reads of them are forwarded. Raise \
+         --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
+    );
+}
+
+/// Leaves out values of a prefix until the memory is within the budget.
+async fn leave_out_prefix(
+    set: &MirrorSet,
+    mirror: &Mirror,
+    epoch: Epoch,
+    prefix: &[u8],
+) -> Result<(), StaleEpoch> {
+    let (start, end) = (prefix.to_vec(), prefix_end(prefix).unwrap_or_default());
+    let range = Arc::new((start, end));
+    // No more than necessary, of a small budget either.
+    let bytes = STEP_BYTES.min(set.max_bytes() / 16);
+    let mut from: Box<[u8]> = Box::default();
+    while !set.within_budget(mirror) {
+        let Some(tree) = mirror.current_tree(epoch)? else {
+            return Ok(());
+        };
+        let range = Arc::clone(&range);
+        let leaving_out =
+            tokio::task::spawn_blocking(move || tree.leave_out_values((&range.0, &range.1), &from, bytes));
+        // An error: the process stops.
+        let left_out = leaving_out.await.map_err(|_| StaleEpoch)?;
+        let repacked = put(mirror, epoch, left_out)?;
+        match repacked.next() {
+            Some(next) => from = next.into(),
+            None => break,
+        }
+    }
+    Ok(())
+}
+
+/// Puts other leaves into the mirror.
+fn put(
+    mirror: &Mirror,
+    epoch: Epoch,
+    repacked: Result<Repacked, CorruptBlock>,
+) -> Result<Repacked, StaleEpoch> {
+    let Ok(repacked) = repacked else {
+        mirror.report_damage();
+        return Err(StaleEpoch);
+    };
+    if !repacked.is_empty() {
+        mirror.put_repacked(epoch, &repacked)?;
+    }
+    Ok(repacked)
+}
+
+/// The prefix whose values are left out next, and whether all of them are held: first one of which some are left out already,
+/// because lists of it are forwarded anyway.
+fn costliest(mirror: &Mirror, tree: &Tree, tried: &[Vec<u8>]) -> Option<(Vec<u8>, bool)> {
+    let mut found: BTreeMap<Vec<u8>, Summary> = BTreeMap::new();
+    divide(tree, |prefix, summary| {
+        if !prefix.is_empty() && !tried.iter().any(|tried| tried == prefix) {
+            *found.entry(prefix.to_vec()).or_default() += summary;
+        }
+    });
+    let reads = mirror.reads_by_prefix();
+    found
+        .into_iter()
+        .map(|(prefix, summary)| {
+            let (held, is_new) = (
+                summary.encoded_bytes - summary.not_held_bytes,
+                summary.not_held_bytes == 0,
+            );
+            let cost = cost(held, reads.get(&prefix).copied().unwrap_or(0));
+            (held, (!is_new, cost), (prefix, is_new))
+        })
+        .filter(|(held, ..)| *held > 0)
+        .max_by_key(|(_, order, _)| *order)
+        .map(|(.., prefix)| prefix)
+}
+
+/// Leaves out values of a load until its memory is at most `max_bytes`, if that can be.
+///
+/// # Errors
+/// A packed block is damaged.
+pub(super) fn leave_out_of_load(
+    builder: &mut TreeBuilder,
+    max_bytes: u64,
+    reads: &HashMap<Vec<u8>, u64>,
+) -> Result<Vec<Box<[u8]>>, CorruptBlock> {
+    builder.make_room(max_bytes, |prefix, bytes| {
+        cost(bytes, reads.get(prefix).copied().unwrap_or(0))
+    })
+}
+
+/// Reads values again as long as there is room, for ever.
+pub(super) async fn run(set: &MirrorSet, upstream: &Upstream) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        for mirror in set.all() {
+            if has_room(set, 0) && mirror.metrics.not_held_bytes.get() > 0 {
+                // What fails is tried again at the next look.
+                let _ = hold_again(set, upstream, mirror).await;
+            }
+        }
+    }
+}
+
+/// Whether `bytes` of values can be held. What was just left out must not be.
+fn has_room(set: &MirrorSet, bytes: u64) -> bool {
+    let (used, max) = (set.used_bytes(), set.max_bytes());
+    used < max / 2 && used.saturating_add(bytes) < max / 8 * 5
+}
+
+/// Why no more values are held.
+struct Ended;
+
+impl From<StaleEpoch> for Ended {
+    fn from(_: StaleEpoch) -> Ended {
+        Ended
+    }
+}
+
+/// Reads the values of `mirror` that are not held, in the order of their keys, until there is no room, no such value, or no
+/// response.
+async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Result<(), Ended> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let connecting = upstream.dedicated(ReceiveWindow::SHARED, None, deadline);
+    let connection = connecting.await.map_err(|_| Ended)?;
+    let mut from = Vec::new();
+    loop {
+        let epoch = mirror.epoch();
+        let view = mirror.view().map_err(|_| Ended)?;
+        let Some(piece) = view.tree.next_not_held(&from, PIECE_BYTES) else {
+            break;
+        };
+        if !has_room(set, piece.bytes) {
+            break;
+        }
+        let began = Instant::now();
+        let values = read(&connection, &piece, view.revision).await?;
+        drop(view);
+        let took = began.elapsed();
+        let Some(tree) = mirror.current_tree(epoch)? else {
+            break;
+        };
+        put(mirror, epoch, tree.hold_values(&values))?;
+        let paced = Duration::from_millis(piece.bytes * 1000 / BYTES_PER_SECOND);
+        from = successor(&piece.last).to_vec();
+        tokio::time::sleep(paced.max(took * REST)).await;
+    }
+    if mirror.metrics.not_held_bytes.get() == 0 {
+        tracing::info!(mirror = mirror.name, "all values are held again");
+    }
+    Ok(())
+}
+
+/// The entries from the first to the last of `piece` at a revision of the mirror.
+async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> Result<Vec<Entry>, Ended> {
+    let request = RangeRequest {
+        key: piece.first.to_vec().into(),
+        range_end: successor(&piece.last),
+        revision,
+        // Data at a revision is the same on all members.
+        serializable: true,
+        ..RangeRequest::default()
+    };
+    let response = range(connection, request).await.map_err(|_| Ended)?;
+    let entries = response
+        .kvs
+        .iter()
+        .map(|key_value| Entry::from_key_value(key_value));
+    entries.collect::<Result<_, _>>().map_err(|_| Ended)
+}
+
+#[cfg(test)]
+mod tests;
