@@ -244,9 +244,19 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 # The first architecture must be this machine's. For another one: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 DIST_ARCHES ?= amd64 arm64
 
+# The profile is of the release: the same sources give the same binary with it.
+.PHONY: pgo-profile
+pgo-profile: $(TOOLS_DIR)/etcd-3.7 rust-present ## Build rangecache so that it counts, send it a mix of calls, and write target/pgo/rangecache.profdata
+	@CARGO='$(CARGO)' packaging/pgo-profile target/pgo
+
+.PHONY: pgo
+pgo: pgo-profile ## Build a release by its profile (PGO): target/pgo/rangecache
+	@$(timed) 'build by the profile' env CARGO_TARGET_DIR=target/pgo/built PGO_PROFILE=target/pgo/rangecache.profdata CARGO='$(CARGO)' \
+	  packaging/build-static $(firstword $(DIST_ARCHES)) target/pgo
+
 .PHONY: dist
 dist: rust-present ## Build a release into target/dist: static binaries, archives, .deb, formula, bills of materials, checksums
-	@CARGO='$(CARGO)' packaging/dist target/dist $(DIST_ARCHES)
+	@CARGO='$(CARGO)' PGO_PROFILE='$(PGO_PROFILE)' packaging/dist target/dist $(DIST_ARCHES)
 
 .PHONY: dist-check
 dist-check: ## Check what make dist has built: checksums, packages, and the binaries, those of arm64 by qemu

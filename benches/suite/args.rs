@@ -109,6 +109,8 @@ pub(crate) enum Mode {
     FleetLoad(FleetLoad),
     /// Measure what tracing costs a read from memory
     Tracing,
+    /// Send the mix of calls from which the compiler learns (make pgo)
+    Train,
     /// Count instructions of GETs, PUTs and LISTs (valgrind), and system calls of LISTs (strace): also beside other load
     Instructions,
     /// Run the replay server; the suite starts it itself, in a process of its own

@@ -28,6 +28,7 @@ mod table;
 mod targets;
 mod tls;
 mod tracing;
+mod train;
 mod usage;
 mod watch_message;
 mod watch_soak;
@@ -136,6 +137,7 @@ async fn suite(args: Args) -> Result<()> {
             println!("{}\n{}", heading.machine, heading.versions);
             return instructions::run(&suite).await;
         }
+        Some(Mode::Train) => return train::run(&suite).await,
         Some(Mode::Tracing) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return tracing::run(&suite).await;
