@@ -40,4 +40,6 @@ COPY --from=build /out/ /
 # A number, so that Kubernetes can verify that it is not root.
 USER 65532:65532
 EXPOSE 23790 23791
+# For Docker and Compose; Kubernetes has probes of its own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m CMD ["/rangecache", "health", "--ready"]
 ENTRYPOINT ["/rangecache"]

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
@@ -19,6 +19,7 @@ use crate::config::{
 use crate::diff::DiffConfig;
 use crate::doctor::DoctorConfig;
 use crate::replay::ReplayConfig;
+use crate::running::{CtlConfig, HealthConfig, StatusConfig};
 use crate::static_pod::{StaticPodAction, StaticPodConfig};
 
 /// sysexits' EX_USAGE.
@@ -35,6 +36,12 @@ pub enum Task {
     Replay(Box<ReplayConfig>),
     /// Compare two endpoints.
     Diff(Box<DiffConfig>),
+    /// Print the status of a rangecache that runs.
+    Status(Box<StatusConfig>),
+    /// Ask whether a rangecache runs, or is ready.
+    Health(Box<HealthConfig>),
+    /// Have a rangecache that runs do something.
+    Ctl(Box<CtlConfig>),
     /// Install or remove the manifest of a static pod.
     StaticPod(Box<StaticPodConfig>),
     /// Print the effective settings.
@@ -85,7 +92,7 @@ impl Serving {
 
 /// The matches of `args`, with the flags of the file of `--flags-file` in addition, and the names of these.
 fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap::Error> {
-    let matches = command().try_get_matches_from(&args)?;
+    let matches = command().try_get_matches_from(&args).map_err(explained)?;
     let given = matches.subcommand().map_or(&matches, |(_, given)| given);
     // An error means that the command does not have the flag.
     let Ok(Some(path)) = given.try_get_one::<PathBuf>("flags_file") else {
@@ -100,6 +107,17 @@ fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap
     Ok((matches, names))
 }
 
+/// The error, with what to do if flags stand in front of the command.
+fn explained(error: clap::Error) -> clap::Error {
+    let names_a_command =
+        error.get(ContextKind::PriorArg).is_some() && error.to_string().contains("the subcommand");
+    if error.kind() == ErrorKind::ArgumentConflict && names_a_command {
+        let text = "write the flags behind the command: rangecache config --cache-max-bytes 1GiB";
+        return command().error(ErrorKind::ArgumentConflict, text);
+    }
+    error
+}
+
 impl Task {
     /// Reads the arguments and the environment of this process.
     ///
@@ -107,7 +125,13 @@ impl Task {
     /// The error in the arguments, or the help that they request, ready to be printed. What contradicts itself in the flags of
     /// serving is found here for every command but `serve`, which handles signals first.
     pub fn from_args() -> Result<Task, clap::Error> {
-        let (matches, of_file) = with_file(std::env::args_os().collect())?;
+        let args: Vec<_> = std::env::args_os().collect();
+        if asks_for_short_help(&args) {
+            command()
+                .override_help(SHORT_HELP)
+                .try_get_matches_from(["rangecache", "-h"])?;
+        }
+        let (matches, of_file) = with_file(args)?;
         let task = Task::new(&matches, &of_file)?;
         if task.reads_environment() {
             let text = |text: OsString| text.to_string_lossy().into_owned();
@@ -133,7 +157,15 @@ impl Task {
 
     /// Whether the settings of serving apply, which may come from the environment.
     fn reads_environment(&self) -> bool {
-        !matches!(self, Task::Diff(_) | Task::Completions(_) | Task::Man)
+        !matches!(
+            self,
+            Task::Diff(_)
+                | Task::Status(_)
+                | Task::Health(_)
+                | Task::Ctl(_)
+                | Task::Completions(_)
+                | Task::Man
+        )
     }
 
     fn new(matches: &ArgMatches, of_file: &BTreeSet<String>) -> Result<Task, clap::Error> {
@@ -146,6 +178,9 @@ impl Task {
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
             Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
             Some(("diff", matches)) => Ok(Task::Diff(Box::new(DiffConfig::from_arg_matches(matches)?))),
+            Some(("status", matches)) => Ok(Task::Status(Box::new(StatusConfig::from_arg_matches(matches)?))),
+            Some(("health", matches)) => Ok(Task::Health(Box::new(HealthConfig::from_arg_matches(matches)?))),
+            Some(("ctl", matches)) => Ok(Task::Ctl(Box::new(CtlConfig::from_arg_matches(matches)?))),
             Some(("static-pod", matches)) => Ok(Task::StaticPod(Box::new(
                 StaticPodConfig::from_arg_matches(matches)?,
             ))),
@@ -178,6 +213,76 @@ pub fn misuse(error: impl Display) -> ExitCode {
     explain(&command().error(ErrorKind::ValueValidation, error))
 }
 
+/// What `-h` prints, which fits a screen; `--help` has every flag.
+const SHORT_HELP: &str = "\
+A transparent caching gRPC proxy in front of etcd
+
+Usage: rangecache [FLAGS]              run the proxy
+       rangecache COMMAND [FLAGS]
+
+  doctor               examine etcd: what would be cached, in how much memory
+  config               print the effective settings
+  status, health, ctl  ask a rangecache that runs, and tell it what to do
+  diff                 compare the keys of two endpoints
+  replay               play the reads of an access log again
+  static-pod           install or remove the manifest of a static pod
+  completions, man     print shell completions, or the manual
+
+Flags that are set most; rangecache --help has all:
+  --endpoints URL,…               etcd [http://127.0.0.1:2379]
+  --cacert, --cert, --key PATH    TLS to etcd
+  --user NAME[:PASSWORD]          where etcd's auth is on
+  --listen-client-urls URL,…      for clients [http://127.0.0.1:23790]
+  --cert-file, --key-file PATH    TLS for clients; --trusted-ca-file for theirs
+  --listen-metrics-urls URL,…     probes, metrics, page [http://127.0.0.1:23791]
+  --cache-prefix PREFIX,…         what is mirrored [everything]
+  --no-cache-prefix PREFIX,…      what is not
+  --cache-max-bytes BYTES         memory for it [3/4 of the limit]
+  --log-level LEVEL               [info]
+  --flags-file PATH               any of them, read again by a reload
+
+Each is also a variable of the environment: RANGECACHE_ENDPOINTS and so on.
+Example: rangecache --endpoints http://127.0.0.1:2379
+";
+
+/// Flags of serving that the short help of other commands has.
+const COMMON_FLAGS: [&str; 10] = [
+    "endpoints",
+    "cacert",
+    "cert",
+    "key",
+    "user",
+    "listen-metrics-urls",
+    "cache-prefix",
+    "no-cache-prefix",
+    "cache-max-bytes",
+    "flags-file",
+];
+
+/// Text below the short help of a command that has the flags of serving.
+const MORE_FLAGS: &str = "--help has every flag of serving, all of which apply.";
+
+/// Whether the arguments ask for the short help of the whole program.
+fn asks_for_short_help(args: &[OsString]) -> bool {
+    match args {
+        [_, only] => only == "-h",
+        [_, serve, flag] => serve == "serve" && flag == "-h",
+        _ => false,
+    }
+}
+
+/// A command whose short help leaves out the flags of serving that are seldom set.
+fn with_short_help(command: Command) -> Command {
+    let own: Vec<_> = own_flags(&command).map(|flag| flag.get_id().clone()).collect();
+    command
+        .mut_args(|arg| {
+            let is_common = arg.get_long().is_some_and(|name| COMMON_FLAGS.contains(&name));
+            let is_shown = arg.is_positional() || is_common || own.contains(arg.get_id());
+            arg.hide_short_help(!is_shown)
+        })
+        .after_help(MORE_FLAGS)
+}
+
 /// Summary of `doctor` in the list of commands.
 const DOCTOR_SUMMARY: &str =
     "Examine etcd and report what would be cached, in how much memory, and what prevents it";
@@ -193,8 +298,8 @@ const DOCTOR: &str = "Examine etcd and report what would be cached, in how much 
 const DOCTOR_EXAMPLES: &str = "Examples:\n  \
     rangecache doctor --endpoints http://127.0.0.1:2379\n      \
     what would be mirrored, and whether it fits\n  \
-    rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n      \
-    --output json\n      \
+    rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt \\\n    \
+      --cert client.crt --key client.key --output json\n      \
     for scripts: the exit code, or .result, which is ok, warning or bad";
 
 /// Text above the flags of `replay`.
@@ -206,11 +311,13 @@ const REPLAY: &str = "Play the reads of an access log again, and report their la
 
 /// Text below the flags of `replay`.
 const REPLAY_EXAMPLES: &str = "Examples:\n  \
-    rangecache --endpoints http://etcd:2379 --access-log access.log --access-log-keys\n      \
+    rangecache --endpoints http://etcd:2379 \\\n    \
+      --access-log access.log --access-log-keys\n      \
     record, in front of the clients\n  \
     rangecache replay access.log --endpoints http://etcd:2379\n      \
     what the same reads cost without rangecache\n  \
-    rangecache replay access.log --endpoints http://127.0.0.1:23790 --speed 10 --output json\n      \
+    rangecache replay access.log --endpoints http://127.0.0.1:23790 \\\n    \
+      --speed 10 --output json\n      \
     ten times the load through rangecache, for scripts\n\n\
     The flags of serving that describe the connection to etcd apply: --cacert, --cert, --key, --user and others.";
 
@@ -225,10 +332,38 @@ const DIFF: &str = "Compare the keys of two endpoints at one revision, such as a
 
 /// Text below the flags of `diff`.
 const DIFF_EXAMPLES: &str = "Examples:\n  \
-    rangecache diff --prefix /registry/ http://127.0.0.1:2379 http://127.0.0.1:23790\n      \
+    rangecache diff --prefix /registry/ \\\n    \
+      http://127.0.0.1:2379 http://127.0.0.1:23790\n      \
     what memory has, against etcd\n  \
-    rangecache diff --prefix /registry/pods/ --revision 81234 --limit 5 http://a:2379 http://b:2379\n      \
+    rangecache diff --prefix /registry/pods/ --revision 81234 --limit 5 \\\n    \
+      http://a:2379 http://b:2379\n      \
     two members at a revision of the past, to find a corrupt one";
+
+/// Text above the flags of `status`.
+const STATUS: &str = "Print the status of a rangecache that runs: findings with remedies, mirrors, etcd's endpoints.\n\n\
+    The exit code is 0 if it is ready and nothing is bad, 1 if not, 2 if it does not respond, and 64 for misuse.";
+
+/// Text below the flags of `status`.
+const STATUS_EXAMPLES: &str = "Examples:\n  \
+    rangecache status\n  \
+    kubectl exec -n kube-system rangecache-cp1 -- /rangecache status\n  \
+    rangecache status --output json --metrics-url http://10.0.0.7:23791";
+
+/// Text above the flags of `health`.
+const HEALTH: &str = "Ask whether a rangecache runs, or with --ready whether memory answers.\n\n\
+    The exit code is 0 if so, 1 if not, 2 if it does not respond, and 64 for misuse.";
+
+/// Text above the flags of `ctl`.
+const CTL: &str = "Have a rangecache that runs do something.\n\n\
+    It accepts this from its own host, unless its --control says something else. The exit code is 0 if it was done, 1 if it was \
+    refused, 2 if it does not respond, and 64 for misuse.";
+
+/// Text below the flags of `ctl`.
+const CTL_EXAMPLES: &str = "Examples:\n  \
+    rangecache ctl forward-all\n      \
+    in an incident: only etcd answers, until use-memory\n  \
+    rangecache ctl reload\n      \
+    after a change of the file of --flags-file";
 
 /// Text above the flags of `static-pod`.
 const STATIC_POD: &str = "Install the manifest of a static pod in the folder of the kubelet, remove it, or hold: wait for SIGTERM.\n\n\
@@ -239,8 +374,9 @@ const STATIC_POD: &str = "Install the manifest of a static pod in the folder of 
 
 /// Text below the flags of `static-pod`.
 const STATIC_POD_EXAMPLES: &str = "Examples:\n  \
-    rangecache static-pod install --manifest \"$(cat rangecache.yaml)\" --endpoints https://127.0.0.1:2379 \\\n      \
-    --cacert ca.crt --cert client.crt --key client.key\n  \
+    rangecache static-pod install --manifest \"$(cat rangecache.yaml)\" \\\n    \
+      --endpoints https://127.0.0.1:2379 --cacert ca.crt \\\n    \
+      --cert client.crt --key client.key\n  \
     rangecache static-pod remove";
 
 /// Text above the flags of `config`.
@@ -262,10 +398,12 @@ pub fn command() -> Command {
         .disable_help_subcommand(true)
         .subcommand(serving("serve").about("Run the proxy (default)"))
         .subcommand(
-            with_environment(DoctorConfig::augment_args(Command::new("doctor")))
-                .about(DOCTOR_SUMMARY)
-                .long_about(DOCTOR)
-                .after_help(DOCTOR_EXAMPLES),
+            with_short_help(with_environment(DoctorConfig::augment_args(Command::new(
+                "doctor",
+            ))))
+            .about(DOCTOR_SUMMARY)
+            .long_about(DOCTOR)
+            .after_long_help(DOCTOR_EXAMPLES),
         )
         .subcommand(replay())
         .subcommand(
@@ -275,16 +413,35 @@ pub fn command() -> Command {
                 .after_help(DIFF_EXAMPLES),
         )
         .subcommand(
-            with_environment(StaticPodConfig::augment_args(Command::new("static-pod")))
-                .about("Install or remove the manifest of a static pod")
-                .long_about(STATIC_POD)
-                .after_help(STATIC_POD_EXAMPLES),
+            StatusConfig::augment_args(Command::new("status"))
+                .about("Print the status of a rangecache that runs")
+                .long_about(STATUS)
+                .after_help(STATUS_EXAMPLES),
         )
         .subcommand(
-            serving("config")
+            HealthConfig::augment_args(Command::new("health"))
+                .about("Ask whether a rangecache runs, or is ready")
+                .long_about(HEALTH),
+        )
+        .subcommand(
+            CtlConfig::augment_args(Command::new("ctl"))
+                .about("Have a rangecache that runs reload its flags, or switch memory off and on")
+                .long_about(CTL)
+                .after_help(CTL_EXAMPLES),
+        )
+        .subcommand(
+            with_short_help(with_environment(StaticPodConfig::augment_args(Command::new(
+                "static-pod",
+            ))))
+            .about("Install or remove the manifest of a static pod")
+            .long_about(STATIC_POD)
+            .after_long_help(STATIC_POD_EXAMPLES),
+        )
+        .subcommand(
+            with_short_help(serving("config"))
                 .about("Print the effective settings, secrets masked")
                 .long_about(SETTINGS)
-                .after_help("Example:\n  rangecache config --cache-prefix /registry/ > rangecache.env"),
+                .after_long_help("Example:\n  rangecache config --cache-prefix /registry/ > rangecache.env"),
         )
         .subcommand(
             Command::new("completions")
@@ -299,7 +456,9 @@ pub fn command() -> Command {
 /// `rangecache replay`, whose help has the flags that matter for it.
 fn replay() -> Command {
     const HEADINGS: [&str; 4] = ["etcd", "TLS", "Replay", "Report"];
-    let command = with_environment(ReplayConfig::augment_args(Command::new("replay")));
+    let command = with_short_help(with_environment(ReplayConfig::augment_args(Command::new(
+        "replay",
+    ))));
     let command = command.mut_args(|arg| {
         let is_shown = arg.is_positional() || arg.get_help_heading().is_some_and(|of| HEADINGS.contains(&of));
         arg.hide(!is_shown)
@@ -307,7 +466,7 @@ fn replay() -> Command {
     command
         .about("Play the reads of an access log again, and report their latencies")
         .long_about(REPLAY)
-        .after_help(REPLAY_EXAMPLES)
+        .after_long_help(REPLAY_EXAMPLES)
 }
 
 /// Writes completions for `shell`.
@@ -392,6 +551,57 @@ mod tests {
         );
         assert!(task(&["completions"]).is_err());
         assert!(task(&["completions", "tcsh"]).is_err());
+    }
+
+    #[test]
+    fn short_help_fits_a_screen_and_names_what_there_is() {
+        assert!(SHORT_HELP.lines().count() <= 34, "{SHORT_HELP}");
+        let commands = command();
+        let names = |text: &str| -> BTreeSet<String> {
+            let words = text.split([' ', ',', ';', '\n']);
+            words.map(str::to_owned).collect()
+        };
+        let words = names(SHORT_HELP);
+        for command in commands.get_subcommands().map(Command::get_name) {
+            assert!(command == "serve" || words.contains(command), "{command}");
+        }
+        let flags: BTreeSet<_> = commands.get_opts().filter_map(clap::Arg::get_long).collect();
+        for word in words.iter().filter_map(|word| word.strip_prefix("--")) {
+            assert!(word == "help" || flags.contains(word), "--{word}");
+        }
+        for name in COMMON_FLAGS {
+            assert!(flags.contains(name), "--{name}");
+        }
+        let asks = |args: &[&str]| asks_for_short_help(&args.iter().map(Into::into).collect::<Vec<_>>());
+        assert!(asks(&["rangecache", "-h"]) && asks(&["rangecache", "serve", "-h"]));
+        assert!(!asks(&["rangecache", "--help"]) && !asks(&["rangecache", "doctor", "-h"]));
+    }
+
+    #[test]
+    fn examples_are_not_wrapped_in_a_terminal_of_80_columns() {
+        let mut texts = vec![SHORT_HELP.to_owned()];
+        for mut command in std::iter::once(command()).chain(command().get_subcommands().cloned()) {
+            for help in [
+                command.get_after_help().cloned(),
+                command.get_after_long_help().cloned(),
+            ] {
+                texts.extend(help.map(|help| help.to_string()));
+            }
+            command.build();
+        }
+        for line in texts
+            .iter()
+            .flat_map(|text| text.lines())
+            .filter(|line| line.starts_with("  "))
+        {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
+    }
+
+    #[test]
+    fn flags_in_front_of_the_command_are_told_where_to_be() {
+        let error = task(&["--cache-max-bytes", "1GiB", "config"]).unwrap_err();
+        assert!(error.to_string().contains("behind the command"), "{error}");
     }
 
     /// Every flag is completed and explained.

@@ -9,6 +9,7 @@
 //! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`report`] | output of commands |
+//! | [`running`] | commands that ask a rangecache that runs |
 //! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`otlp`] | export of spans to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
@@ -29,5 +30,6 @@ pub mod proxy;
 pub mod reload;
 pub mod replay;
 pub mod report;
+pub mod running;
 pub mod serve;
 pub mod static_pod;

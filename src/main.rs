@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use rangecache::cli::{self, Task};
 use rangecache::report::print;
-use rangecache::{diff, doctor, replay, serve, static_pod};
+use rangecache::{diff, doctor, replay, running, serve, static_pod};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -17,6 +17,9 @@ fn main() -> ExitCode {
         Ok(Task::Doctor(options)) => doctor::run(&options),
         Ok(Task::Replay(options)) => replay::run(&options),
         Ok(Task::Diff(options)) => diff::run(&options),
+        Ok(Task::Status(options)) => running::status(&options),
+        Ok(Task::Health(options)) => running::health(&options),
+        Ok(Task::Ctl(options)) => running::ctl(&options),
         Ok(Task::StaticPod(options)) => static_pod::run(&options),
         Ok(Task::Settings { text, .. }) => print(|out| out.write_all(text.as_bytes())),
         Ok(Task::Completions(shell)) => print(|out| cli::completions(shell, out)),

@@ -25,14 +25,15 @@ use rangecache_upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
     after_help = "Examples:\n  \
         rangecache --endpoints http://127.0.0.1:2379\n      \
         mirror the whole keyspace, serve clients on http://127.0.0.1:23790\n  \
-        rangecache --endpoints http://a:2379,http://b:2379 --cache-prefix /registry/ \\\n    \
-            --no-cache-prefix /registry/events/\n      \
+        rangecache --endpoints http://a:2379,http://b:2379 \\\n    \
+            --cache-prefix /registry/ --no-cache-prefix /registry/events/\n      \
         mirror /registry/ but not the events, from a cluster of two known members\n  \
         etcdctl --endpoints 127.0.0.1:23790 get --prefix /registry/\n      \
         read through rangecache\n  \
-        rangecache --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n    \
-            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt --key-file server.key \\\n    \
-            --trusted-ca-file ca.crt\n      \
+        rangecache --endpoints https://etcd:2379 --cacert ca.crt \\\n    \
+            --cert client.crt --key client.key \\\n    \
+            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt \\\n    \
+            --key-file server.key --trusted-ca-file ca.crt\n      \
         mutual TLS on both sides\n\n\
         Every flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
 )]

@@ -17,7 +17,7 @@ pub struct ReplayConfig {
     pub config: Config,
 
     /// Access log to play, recorded with --access-log-keys; - for standard input
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", help_heading = "Replay")]
     pub recording: PathBuf,
 
     /// Pace: 1 as recorded, a number of times faster or slower, or max without pauses

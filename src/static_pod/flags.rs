@@ -16,7 +16,7 @@ pub struct StaticPodConfig {
     pub config: Config,
 
     /// Action to perform
-    #[arg(value_name = "ACTION", value_enum)]
+    #[arg(value_name = "ACTION", value_enum, help_heading = "Static pod")]
     pub action: StaticPodAction,
 
     /// Folder that the kubelet watches for manifests

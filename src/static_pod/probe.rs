@@ -5,11 +5,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use rangecache_base::http_get::http_get;
-use rangecache_base::net::{Url, connect};
-
-/// Bound on a response: a status has a few hundred kilobytes.
-const MAX_RESPONSE_BYTES: usize = 16 << 20;
+use crate::running::get;
+use rangecache_base::net::Url;
 
 /// A rangecache that responds.
 #[derive(Debug)]
@@ -39,12 +36,6 @@ pub(super) async fn look(url: &Url) -> io::Result<Pod> {
 /// The text of `/readyz`, which says why the rangecache at `url` is not ready.
 pub(super) async fn reason(url: &Url) -> io::Result<String> {
     Ok(get(url, "/readyz").await?.trim().to_owned())
-}
-
-/// The body, whatever the status.
-async fn get(url: &Url, path: &str) -> io::Result<String> {
-    let response = http_get(connect(url).await?, "localhost", path, MAX_RESPONSE_BYTES).await?;
-    Ok(response.1)
 }
 
 fn invalid(text: &str) -> io::Error {

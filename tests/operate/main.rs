@@ -34,6 +34,7 @@ mod read_only;
 mod reload;
 mod replay;
 mod residency;
+mod running;
 mod shadow;
 mod tls;
 mod traces;

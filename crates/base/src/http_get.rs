@@ -1,19 +1,18 @@
-//! `GET` over HTTP/1, on a connection of its own.
+//! One request over HTTP/1, on a connection of its own.
 
 use std::io;
 
-use http::{Request, StatusCode, header};
+use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Requests `path` of `authority` on `stream`, which is closed afterwards. Returns the status and the body, of at most
-/// `max_bytes`. The caller bounds the time.
+/// [`http_request`] with `GET`.
 ///
 /// # Errors
-/// The connection's, if the response is not HTTP, or if it is longer.
+/// As there.
 pub async fn http_get<S>(
     stream: S,
     authority: &str,
@@ -23,7 +22,27 @@ pub async fn http_get<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let request = Request::get(path)
+    http_request(stream, Method::GET, authority, path, max_bytes).await
+}
+
+/// Sends a request without a body for `path` of `authority` on `stream`, which is closed afterwards. Returns the status and the
+/// body, of at most `max_bytes`. The caller bounds the time.
+///
+/// # Errors
+/// The connection's, if the response is not HTTP, or if it is longer.
+pub async fn http_request<S>(
+    stream: S,
+    method: Method,
+    authority: &str,
+    path: &str,
+    max_bytes: usize,
+) -> io::Result<(StatusCode, String)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
         .header(header::HOST, authority)
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())

@@ -1,0 +1,98 @@
+//! `rangecache status`, `rangecache health` and `rangecache ctl`: they ask a rangecache that runs, over its listener for
+//! operators, so that nothing else is needed where it runs.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `flags` | flags of the commands |
+//! | `request` | one request to the listener |
+//! | `text` | the status for people |
+//!
+//! This room imports `diagnosis` (severities and formats), `report` and `base`; `main`, `cli` and `static_pod` import it.
+
+mod flags;
+mod request;
+mod text;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use http::{Method, StatusCode};
+use serde_json::Value;
+
+use crate::report::print;
+pub use flags::{CtlAction, CtlConfig, HealthConfig, StatusConfig};
+use rangecache_base::net::Url;
+pub(crate) use request::get;
+use request::send;
+
+/// Exit code if no rangecache responds.
+const NO_RESPONSE: u8 = 2;
+
+/// Prints the status of the running rangecache. The exit code says whether it is ready and has no bad finding.
+#[must_use]
+pub fn status(options: &StatusConfig) -> ExitCode {
+    let url = &options.at.metrics_url;
+    let asked = exchange(url, &Method::GET, "/status").and_then(|(_, body)| {
+        serde_json::from_str::<Value>(&body).map_err(|_| io::Error::other("what responds is no rangecache"))
+    });
+    match asked {
+        Ok(status) => {
+            let printed = options.output.print(&text::of(&status), &status);
+            if text::is_good(&status) {
+                printed
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Err(error) => unanswered(url, &error),
+    }
+}
+
+/// Asks whether the running rangecache responds, or is ready. Prints its text.
+#[must_use]
+pub fn health(options: &HealthConfig) -> ExitCode {
+    let path = if options.ready { "/readyz" } else { "/livez" };
+    answered(&options.at.metrics_url, &Method::GET, path)
+}
+
+/// Has the running rangecache do something, and prints its response.
+#[must_use]
+pub fn ctl(options: &CtlConfig) -> ExitCode {
+    let (method, path) = match options.action {
+        CtlAction::Reload => (Method::POST, "/reload"),
+        CtlAction::ForwardAll => (Method::POST, "/forward-all"),
+        CtlAction::UseMemory => (Method::DELETE, "/forward-all"),
+    };
+    answered(&options.at.metrics_url, &method, path)
+}
+
+/// Sends a request, and prints the response. The exit code says whether it is 200.
+fn answered(url: &Url, method: &Method, path: &str) -> ExitCode {
+    match exchange(url, method, path) {
+        Ok((status, body)) => {
+            let printed = print(|out| writeln!(out, "{}", body.trim_end()));
+            if status == StatusCode::OK {
+                printed
+            } else {
+                ExitCode::FAILURE
+            }
+        }
+        Err(error) => unanswered(url, &error),
+    }
+}
+
+fn exchange(url: &Url, method: &Method, path: &str) -> io::Result<(StatusCode, String)> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(send(url, method, path))
+}
+
+fn unanswered(url: &Url, error: &io::Error) -> ExitCode {
+    // There is no other place to report it.
+    let _ = writeln!(
+        io::stderr(),
+        "no rangecache responds at {url}: {error}. --metrics-url names its listener for operators (--listen-metrics-urls)"
+    );
+    ExitCode::from(NO_RESPONSE)
+}

@@ -1,0 +1,93 @@
+//! `rangecache status`, `health` and `ctl` in front of a rangecache that runs.
+
+use std::process::Output;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::etcd::{Etcd, Version};
+use testkit::proxy::{Rangecache, rangecache_command};
+use testkit::wait::SOON;
+
+/// Runs a command, which asks at `url`.
+async fn ask(args: &[&str], url: &str) -> Output {
+    let mut command = rangecache_command();
+    command.args(args).args(["--metrics-url", url]);
+    let child = tokio::process::Command::from(command).kill_on_drop(true).output();
+    tokio::time::timeout(SOON, child)
+        .await
+        .expect("it ends")
+        .expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn running_rangecache_is_asked_and_does_what_it_is_told() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    etcd.client().await.put("/a/1", "value").await.expect("etcd puts");
+    let dir = TempDir::with_prefix("flags-").unwrap();
+    let file = dir.path().join("flags");
+    std::fs::write(&file, "RANGECACHE_MAX_CALLS=1000\n").unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--flags-file", file.to_str().unwrap())
+        .start()
+        .await;
+    let url = rangecache.metrics_url().to_owned();
+
+    let status = ask(&["status"], &url).await;
+    let printed = text(&status.stdout);
+    assert_eq!(status.status.code(), Some(0), "{printed}");
+    for part in [
+        "ready",
+        "mirror   everything: in service at revision 2, 1 key",
+        "endpoint http://",
+        "etcd 3.7",
+    ] {
+        assert!(printed.contains(part), "{part} is not in {printed}");
+    }
+    let status = ask(&["status", "--output", "json"], &url).await;
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["ready"], json!(true));
+    for args in [&["health"][..], &["health", "--ready"]] {
+        let health = ask(args, &url).await;
+        assert_eq!(health.status.code(), Some(0), "{health:?}");
+    }
+
+    let switched = ask(&["ctl", "forward-all"], &url).await;
+    assert_eq!(
+        (switched.status.code(), text(&switched.stdout)),
+        (Some(0), "{\"forward_all\":true}\n".to_owned())
+    );
+    assert_eq!(rangecache.metrics().await.sum("rangecache_forward_all"), 1.0);
+    let printed = text(&ask(&["status"], &url).await.stdout);
+    assert!(printed.contains("warn memory is switched off"), "{printed}");
+    assert_eq!(ask(&["ctl", "use-memory"], &url).await.status.code(), Some(0));
+    assert_eq!(rangecache.metrics().await.sum("rangecache_forward_all"), 0.0);
+
+    std::fs::write(&file, "RANGECACHE_MAX_CALLS=2000\n").unwrap();
+    let reloaded = text(&ask(&["ctl", "reload"], &url).await.stdout);
+    assert!(reloaded.contains("max-calls: 1000 → 2000"), "{reloaded}");
+    std::fs::write(&file, "RANGECACHE_MAX_CALLS=many\n").unwrap();
+    let refused = ask(&["ctl", "reload"], &url).await;
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stdout).contains("error"), "{refused:?}");
+
+    etcd.stop();
+    let bad = async || {
+        let status = ask(&["status"], &url).await;
+        let printed = text(&status.stdout);
+        (status.status.code() == Some(1) && printed.contains("BAD ")).then_some(printed)
+    };
+    let (printed, _) = testkit::wait::until(SOON, "the status is bad", bad).await;
+    assert!(printed.contains("not connected"), "{printed}");
+    drop(rangecache);
+    let gone = ask(&["health"], &url).await;
+    assert_eq!(gone.status.code(), Some(2));
+    let told = text(&gone.stderr);
+    assert!(
+        told.contains("no rangecache responds at") && told.contains("--metrics-url"),
+        "{told}"
+    );
+}
