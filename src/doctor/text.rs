@@ -23,10 +23,12 @@ pub(crate) enum Style {
 impl Style {
     fn mark(self, severity: Severity) -> &'static str {
         match (self, severity) {
-            (Style::Symbols, Severity::Good | Severity::Note) => "✓",
+            (Style::Symbols, Severity::Good) => "✓",
+            (Style::Symbols, Severity::Note) => "·",
             (Style::Symbols, Severity::Warning) => "!",
             (Style::Symbols, Severity::Bad) => "✗",
-            (Style::Ascii, Severity::Good | Severity::Note) => "ok  ",
+            (Style::Ascii, Severity::Good) => "ok  ",
+            (Style::Ascii, Severity::Note) => "note",
             (Style::Ascii, Severity::Warning) => "warn",
             (Style::Ascii, Severity::Bad) => "BAD ",
         }

@@ -182,12 +182,17 @@ fn start_reloads(assembly: &Assembly, log_level: LogLevel) -> ReloadHandle {
     handle
 }
 
+fn stopped_by(signal: &'static str) -> ExitCode {
+    tracing::info!(signal, "a signal ends rangecache");
+    ExitCode::SUCCESS
+}
+
 /// Handles signals until one ends the process, or until a task refuses to continue. Returns the exit code.
 async fn run_until_stopped(assembly: &Assembly, mut signals: Signals, reload: &ReloadHandle) -> ExitCode {
     loop {
         tokio::select! {
-            _ = signals.terminate.recv() => return ExitCode::SUCCESS,
-            _ = signals.interrupt.recv() => return ExitCode::SUCCESS,
+            _ = signals.terminate.recv() => return stopped_by("SIGTERM"),
+            _ = signals.interrupt.recv() => return stopped_by("SIGINT"),
             Some(()) = signals.hangup.recv() => {
                 assembly.look_again();
                 reload.request();

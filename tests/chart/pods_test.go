@@ -90,6 +90,16 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 	}
 }
 
+// TestPullSecretsAreNamesOrObjects: values of other charts are objects.
+func TestPullSecretsAreNamesOrObjects(t *testing.T) {
+	for _, flag := range []string{"imagePullSecrets={a}", "imagePullSecrets[0].name=a"} {
+		secrets := renderMode(t, "deployment", "--set", flag).proxy.Spec.ImagePullSecrets
+		if len(secrets) != 1 || secrets[0].Name != "a" {
+			t.Errorf("%s: %v", flag, secrets)
+		}
+	}
+}
+
 // TestStaticPodsReferToNoObjects: the kubelet refuses static pods that refer to objects of the API.
 func TestStaticPodsReferToNoObjects(t *testing.T) {
 	for _, mode := range []string{"static-pod", "static-pod-manifest"} {

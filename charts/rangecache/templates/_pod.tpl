@@ -14,7 +14,7 @@ serviceAccountName: {{ include "rangecache.serviceAccountName" . }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary dict .) "name") }}
   {{- end }}
 {{- end }}
 {{- end }}
