@@ -213,7 +213,7 @@ pub fn misuse(error: impl Display) -> ExitCode {
     explain(&command().error(ErrorKind::ValueValidation, error))
 }
 
-/// What `-h` prints, which fits a screen; `--help` has every flag.
+/// Text of `-h`, which fits a screen; `--help` has every flag.
 const SHORT_HELP: &str = "\
 A transparent caching gRPC proxy in front of etcd
 

@@ -28,7 +28,7 @@ pub(crate) struct PrefixStatus {
     pub(crate) prefix: String,
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
-    /// The part of `bytes` whose values are not held, for want of memory.
+    /// The part of `bytes` whose values are not held.
     pub(crate) not_held_bytes: u64,
     pub(crate) reads_per_second: f64,
     pub(crate) writes_per_second: f64,

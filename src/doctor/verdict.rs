@@ -15,6 +15,8 @@ const SMALL_KEYS: u64 = 2_000;
 const SMALL_BYTES: u64 = 1 << 20;
 /// End of the prefix of Kubernetes' events, which are written often and listed seldom.
 const EVENTS: &str = "/events/";
+/// Memory of a key whose value is left to etcd, with a key of 60 bytes.
+const KEY_BYTES: u64 = 130;
 /// Number of prefixes that a finding names.
 const NAMED: usize = 4;
 
@@ -148,7 +150,9 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
             what_to_leave_out(keyspace, least, max)
         )
     };
-    if least > max && config.mirror.cache_pack != CachePack::Never {
+    let keys: u64 = report.mirrors.iter().map(|mirror| mirror.keys).sum();
+    let keys_fit = keys.saturating_mul(KEY_BYTES) < max;
+    if least > max && keys_fit && config.mirror.cache_pack != CachePack::Never {
         report.warn(
             Area::Memory,
             format!(
@@ -357,15 +361,26 @@ mod tests {
             group("/registry/large/", 5_000, Some(0)),
             group("/registry/small/", 100, Some(0)),
         ];
+        let leave_out = "--no-cache-prefix /registry/large/";
+        for flags in [
+            &["--cache-max-bytes", "1MiB", "--cache-pack", "never"][..],
+            // Not even the keys fit.
+            &["--cache-max-bytes", "500KiB"],
+        ] {
+            let report = concluded(flags, groups.clone());
+            assert!(has(&report, Area::Memory, Severity::Bad, leave_out), "{report:?}");
+            assert!(has(&report, Area::Verdict, Severity::Bad, "not ready"));
+            assert_eq!(report.exit_code(), 1);
+        }
         let report = concluded(&["--cache-max-bytes", "1MiB"], groups);
+        assert!(has(&report, Area::Memory, Severity::Warning, leave_out));
         assert!(has(
             &report,
             Area::Memory,
-            Severity::Bad,
-            "--no-cache-prefix /registry/large/"
+            Severity::Warning,
+            "would only be in etcd"
         ));
-        assert!(has(&report, Area::Verdict, Severity::Bad, "not ready"));
-        assert_eq!(report.exit_code(), 1);
+        assert_eq!(report.exit_code(), 0);
     }
 
     #[test]
@@ -383,8 +398,9 @@ mod tests {
             ("10MB", "never", Severity::Bad),
             ("20MB", "never", Severity::Good),
             ("5200000", "auto", Severity::Warning),
-            ("4MB", "auto", Severity::Bad),
-            ("4MB", "always", Severity::Bad),
+            ("4MB", "auto", Severity::Warning),
+            ("4MB", "always", Severity::Warning),
+            ("1MB", "auto", Severity::Bad),
         ] {
             let found = severity(&["--cache-max-bytes", limit, "--cache-pack", pack]);
             assert_eq!(found, Some(expected), "{limit}, {pack}");

@@ -7,12 +7,12 @@ use clap::{Args, ValueEnum};
 use crate::report::ReportFormat;
 use rangecache_base::net::{Address, Url};
 
-/// Where the running rangecache is asked.
+/// Address at which the running rangecache is asked.
 #[derive(Args, Debug, Clone)]
 pub(super) struct MetricsUrl {
     /// Listener for operators of the running rangecache: http://host:port or unix:///path. Of several, the first one
     ///
-    /// When to change it: it listens elsewhere (--listen-metrics-urls); in its own container the environment says so
+    /// When to change it: it listens elsewhere (--listen-metrics-urls); in its own container the environment names it
     #[arg(
         long,
         value_name = "URL",
@@ -29,7 +29,9 @@ pub struct StatusConfig {
     #[command(flatten)]
     pub(super) at: MetricsUrl,
 
-    /// Form of the status: text for people, or json, which is that of /status
+    /// Form of the status: `text` for people, or `json`, which is that of /status
+    ///
+    /// When to change it: `json` for scripts
     #[arg(long, value_name = "FORM", value_enum, default_value = "text")]
     pub output: ReportFormat,
 }
@@ -41,6 +43,8 @@ pub struct HealthConfig {
     pub(super) at: MetricsUrl,
 
     /// Whether memory answers (/readyz), instead of whether the process responds (/livez)
+    ///
+    /// When to change it: clients should only be sent to an instance that answers from memory
     #[arg(long)]
     pub ready: bool,
 }
@@ -51,7 +55,7 @@ pub struct CtlConfig {
     #[command(flatten)]
     pub(super) at: MetricsUrl,
 
-    /// What the running rangecache is to do
+    /// Action that the running rangecache is to perform
     #[arg(value_name = "ACTION", value_enum)]
     pub action: CtlAction,
 }

@@ -1,4 +1,4 @@
-//! One request to the listener for operators.
+//! A request to the listener for operators.
 
 use std::io;
 use std::time::Duration;

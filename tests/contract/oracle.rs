@@ -153,7 +153,7 @@ async fn range_responses_equal_etcds(version: Version) {
     range_responses_are_equal(version, Chain::One, Memory::Plain).await;
 }
 
-/// How memory has the values.
+/// Form in which memory has the values.
 #[derive(Clone, Copy, PartialEq)]
 enum Memory {
     Plain,

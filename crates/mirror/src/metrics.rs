@@ -206,7 +206,7 @@ metric_group! {
         ///
         /// Useful when: sizing
         bytes[prefix]: Gauge = "rangecache_prefix_bytes";
-        /// The part of `rangecache_prefix_bytes` whose values only etcd has, for want of memory
+        /// The part of `rangecache_prefix_bytes` whose values only etcd has
         ///
         /// Useful when: `forwarded{values_not_held}`
         not_held_bytes[prefix]: Gauge = "rangecache_prefix_not_held_bytes";

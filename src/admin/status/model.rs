@@ -157,7 +157,7 @@ pub(crate) struct MirrorStatus {
     pub(crate) packed_bytes: u64,
     /// Bytes of the same as etcd sends them.
     pub(crate) packed_encoded_bytes: u64,
-    /// Bytes of keys and values whose values only etcd has, for want of memory, as etcd sends them.
+    /// Bytes of keys and values whose values only etcd has, because memory is too small, as etcd sends them.
     pub(crate) not_held_bytes: u64,
     /// Bytes of the tree that finds keys, a part of `memory_bytes`.
     pub(crate) index_bytes: u64,

@@ -122,7 +122,7 @@ labels! {
         Damaged => "damaged",
         /// The order is that of the values, and some of them are packed.
         PackedValues => "packed_values",
-        /// Values of the response are not held, for want of memory.
+        /// Values of the response are not held.
         ValuesNotHeld => "values_not_held",
         /// Several keys are equal in the requested order, and only etcd knows how it orders them.
         SortTies => "sort_ties",

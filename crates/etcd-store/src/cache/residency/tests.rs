@@ -130,6 +130,9 @@ fn values_that_are_not_held_take_no_memory_in_any_state() {
     drop(past);
     leave_out(&mut store, 0, ALL);
     assert_eq!(store.history_bytes(), history);
+    // One leaf is in the window.
+    let bare = store.tree().memory_bytes() / ALL as u64;
+    assert!(bare < 130, "{bare} B for each key");
     assert!(
         store.memory_bytes() * 2 < plain,
         "{} of {plain}",
