@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `server` | [`Admin`]: paths and responses |
 //! | `control` | requests that change the process |
+//! | `gzip` | compression of pages and metrics |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `metrics` | metrics of this room, and those of others that the pages show |
 //! | `pace` | bound on requests per second |
@@ -22,6 +23,7 @@
 
 mod checks;
 mod control;
+mod gzip;
 mod handles;
 mod metrics;
 mod pace;

@@ -37,14 +37,14 @@ struct UnreadResponses {
 
 /// Body of a response, counted until its last piece was written or dropped.
 struct CountedBody {
-    text: Box<str>,
+    bytes: Box<[u8]>,
     counted: i64,
     unread: Arc<UnreadResponses>,
 }
 
 impl AsRef<[u8]> for CountedBody {
     fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
+        &self.bytes
     }
 }
 
@@ -81,13 +81,13 @@ impl Renderings {
         page
     }
 
-    /// Counts `text` as not read until it was written or dropped.
-    pub(super) fn count(&self, text: String) -> Bytes {
-        let text = text.into_boxed_str();
-        let counted = i64::try_from(text.len()).unwrap_or(i64::MAX);
+    /// Counts `body` as not read until it was written or dropped.
+    pub(super) fn count(&self, body: impl Into<Vec<u8>>) -> Bytes {
+        let bytes = body.into().into_boxed_slice();
+        let counted = i64::try_from(bytes.len()).unwrap_or(i64::MAX);
         self.unread.bytes.inc_by(counted);
         Bytes::from_owner(CountedBody {
-            text,
+            bytes,
             counted,
             unread: Arc::clone(&self.unread),
         })

@@ -23,7 +23,7 @@ use super::pace::RequestPace;
 use super::prefixes::Prefixes;
 use super::renderings::Renderings;
 use super::status::samples::{INTERVAL, ReadCounts, Recent};
-use super::{page, process, readiness, status};
+use super::{gzip, page, process, readiness, status};
 use crate::config::LiveConfig;
 use crate::reload::ReloadHandle;
 use rangecache_base::net::Transport;
@@ -191,6 +191,7 @@ impl Admin {
     async fn read(&self, request: &Request<Incoming>, one_page: &Semaphore) -> Response<Full<Bytes>> {
         let handles = &self.handles;
         let accept = request.headers().get(header::ACCEPT);
+        let is_gzip = gzip::is_accepted(request.headers());
         let page = match request.uri().path() {
             "/livez" => return text(StatusCode::OK, TEXT, "ok\n"),
             "/readyz" => {
@@ -220,7 +221,14 @@ impl Admin {
             let close_oldest = || self.connections.replace_oldest();
             let render = || {
                 let (status, content_type, body) = page.render(handles);
-                text(status, content_type, self.renderings.count(body))
+                match is_gzip.then(|| gzip::compressed(&body)).flatten() {
+                    Some(compressed) => {
+                        let mut response = text(status, content_type, self.renderings.count(compressed));
+                        gzip::mark(response.headers_mut());
+                        response
+                    }
+                    None => text(status, content_type, self.renderings.count(body)),
+                }
             };
             self.renderings.render(close_oldest, render).await
         };

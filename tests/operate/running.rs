@@ -1,5 +1,6 @@
 //! `rangecache status`, `health` and `ctl` in front of a rangecache that runs.
 
+use std::io::Read as _;
 use std::process::Output;
 
 use serde_json::{Value, json};
@@ -7,6 +8,8 @@ use tempfile::TempDir;
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::wait::SOON;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 /// Runs a command, which asks at `url`.
 async fn ask(args: &[&str], url: &str) -> Output {
@@ -90,4 +93,43 @@ async fn running_rangecache_is_asked_and_does_what_it_is_told() {
         told.contains("no rangecache responds at") && told.contains("--metrics-url"),
         "{told}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scrape_is_compressed_for_who_takes_gzip() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let scrape = async |coding: &str| {
+        let address = rangecache.metrics_url().trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!(
+            "GET /metrics HTTP/1.1\r\nhost: {address}\r\naccept-encoding: {coding}\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).await.unwrap();
+        let end = response
+            .windows(4)
+            .position(|bytes| bytes == b"\r\n\r\n")
+            .unwrap();
+        (
+            text(&response[..end]).to_ascii_lowercase(),
+            response.split_off(end + 4),
+        )
+    };
+    let (head, plain) = scrape("identity").await;
+    assert!(
+        head.starts_with("http/1.1 200") && !head.contains("content-encoding"),
+        "{head}"
+    );
+    let (head, compressed) = scrape("gzip").await;
+    assert!(
+        head.contains("content-encoding: gzip") && head.contains("vary: accept-encoding"),
+        "{head}"
+    );
+    let mut read = String::new();
+    flate2::read::GzDecoder::new(&compressed[..])
+        .read_to_string(&mut read)
+        .unwrap();
+    assert!(read.contains("rangecache_mirror_in_service") && compressed.len() * 5 < plain.len());
 }
