@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
@@ -109,11 +109,16 @@ fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap
 
 /// The error, with what to do if flags stand in front of the command.
 fn explained(error: clap::Error) -> clap::Error {
-    let names_a_command =
-        error.get(ContextKind::PriorArg).is_some() && error.to_string().contains("the subcommand");
-    if error.kind() == ErrorKind::ArgumentConflict && names_a_command {
-        let text = "write the flags behind the command: rangecache config --cache-max-bytes 1GiB";
-        return command().error(ErrorKind::ArgumentConflict, text);
+    let text = error.to_string();
+    // The flags may be in lines of their own.
+    let lines = text.lines().take_while(|line| !line.is_empty());
+    let first = lines.map(str::trim).collect::<Vec<_>>().join(" ");
+    if error.kind() == ErrorKind::ArgumentConflict && first.contains("the subcommand") {
+        let what = format!(
+            "{}; write the flags behind the command",
+            first.trim_start_matches("error: ")
+        );
+        return command().error(ErrorKind::ArgumentConflict, what);
     }
     error
 }
