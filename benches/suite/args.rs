@@ -18,7 +18,7 @@ Examples:
   cargo bench --bench suite -- CASES=P5 --baseline ./old     what has a change brought?
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
-  cargo bench --bench suite -- scarce                        what do reads cost if values do not fit?
+  cargo bench --bench suite -- scarce [--random]             what do reads cost if values do not fit?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
@@ -93,6 +93,9 @@ pub(crate) enum Mode {
         /// Bytes of the objects, in millions
         #[arg(long, default_value_t = 2_000)]
         megabytes: usize,
+        /// Values at random, which do not shrink by packing; one of five is read
+        #[arg(long)]
+        random: bool,
     },
     /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
     WatchSoak {

@@ -125,9 +125,14 @@ async fn suite(args: Args) -> Result<()> {
             println!("{}\n{}", heading.machine, heading.versions);
             return churn::run(&suite, seconds).await;
         }
-        Some(Mode::Scarce { megabytes }) => {
+        Some(Mode::Scarce { megabytes, random }) => {
             println!("{}\n{}", heading.machine, heading.versions);
-            return scarce::run(&suite, megabytes).await;
+            let objects = if random {
+                scarce::Objects::Random
+            } else {
+                scarce::Objects::Pods
+            };
+            return scarce::run(&suite, megabytes, objects).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

@@ -1,4 +1,5 @@
-//! Values that take more than `--cache-max-bytes`: what packing keeps in memory, and what reads of it cost.
+//! Values that take more than `--cache-max-bytes`: what packing keeps in memory, and what reads of it cost. With values at random,
+//! which do not shrink, what is read stays in memory, and the rest is left to etcd.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,6 +27,9 @@ const CONNECTIONS: usize = 8;
 const PER_TXN: usize = 100;
 const FILL_IN_FLIGHT: usize = 8;
 const PREFIX: &str = "/registry/pods/";
+/// Prefix of objects at random that are not read: four of five.
+const UNREAD_PREFIX: &str = "/registry/blobs/";
+const RANDOM_BYTES: usize = 5_000;
 
 /// Figures of one budget.
 struct Row {
@@ -36,33 +40,37 @@ struct Row {
     from_memory: f64,
     /// `rangecache_mirror_packed_encoded_bytes`, and that of all keys.
     packed_bytes: f64,
+    /// `rangecache_mirror_not_held_bytes`.
+    not_held_bytes: f64,
     all_bytes: f64,
     peak_bytes: u64,
 }
 
 /// Fills an etcd, reads it through rangecaches with less and less memory, and prints a table.
-pub(crate) async fn run(suite: &Suite, megabytes: usize) -> Result<()> {
+pub(crate) async fn run(suite: &Suite, megabytes: usize, kind: Objects) -> Result<()> {
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
-    let keys = megabytes * 1_000_000 / object(0).len();
-    progress(&format!("writes {keys} objects of {} B", object(0).len()));
-    fill(&setup.connect().await?, keys).await?;
+    let bytes = kind.object(0).len();
+    let keys = megabytes * 1_000_000 / bytes;
+    progress(&format!("writes {keys} objects of {bytes} B"));
+    fill(&setup.connect().await?, keys, kind).await?;
     let mut rows = Vec::new();
     for percent in BUDGETS_PERCENT {
         let budget_bytes = megabytes as u64 * 1_000_000 / 100 * percent;
         progress(&format!("budget of {} MB", budget_bytes / 1_000_000));
-        rows.push(measured(&mut setup, keys, budget_bytes).await?);
+        rows.push(measured(&mut setup, keys, kind, budget_bytes).await?);
     }
     println!(
         "\n{keys} objects, {megabytes} MB; {GETS_PER_SECOND} GETs a second\n\n\
-         | `--cache-max-bytes` | ready after | packed | from memory | p50 | p99 | resident, at most |\n|---|---|---|---|---|---|---|"
+         | `--cache-max-bytes` | ready after | packed | only in etcd | from memory | p50 | p99 | resident, at most |\n|---|---|---|---|---|---|---|---|"
     );
     for row in &rows {
         let micros = |share| row.reads.percentile_ns(share) / 1000;
         println!(
-            "| {} MB | {:.1} s | {:.0} % | {:.1} % | {} µs | {} µs | {} MB |",
+            "| {} MB | {:.1} s | {:.0} % | {:.0} % | {:.1} % | {} µs | {} µs | {} MB |",
             row.budget_bytes / 1_000_000,
             row.ready.as_secs_f64(),
             100.0 * row.packed_bytes / row.all_bytes.max(1.0),
+            100.0 * row.not_held_bytes / row.all_bytes.max(1.0),
             100.0 * row.from_memory,
             micros(0.5),
             micros(0.99),
@@ -75,7 +83,7 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize) -> Result<()> {
     Ok(())
 }
 
-async fn measured(setup: &mut Setup, keys: usize, budget_bytes: u64) -> Result<Row> {
+async fn measured(setup: &mut Setup, keys: usize, kind: Objects, budget_bytes: u64) -> Result<Row> {
     let began = Instant::now();
     let budget = budget_bytes.to_string();
     setup
@@ -94,7 +102,7 @@ async fn measured(setup: &mut Setup, keys: usize, budget_bytes: u64) -> Result<R
     let before = target.range_outcomes().await?.unwrap_or_default();
     let reads = open_loop(GETS_PER_SECOND, DURATION, move |number| {
         let connection = connections[number % CONNECTIONS].clone();
-        let op = Op::range(&wire::get_request(key(spread(number) % keys)));
+        let op = Op::range(&wire::get_request(kind.read_key(spread(number) % keys)));
         async move {
             let called = connection.call(op.method, op.body).await;
             called.map_err(|error| error.to_string())
@@ -110,6 +118,7 @@ async fn measured(setup: &mut Setup, keys: usize, budget_bytes: u64) -> Result<R
         reads,
         from_memory: (after.from_memory - before.from_memory) / (after.all - before.all).max(1.0),
         packed_bytes: metric(metrics, "rangecache_mirror_packed_encoded_bytes").await?,
+        not_held_bytes: metric(metrics, "rangecache_mirror_not_held_bytes").await?,
         all_bytes: metric(metrics, "rangecache_mirror_load_bytes").await?,
         peak_bytes: usage::memory(pid)?.peak_bytes,
     })
@@ -120,7 +129,7 @@ async fn metric(address: SocketAddr, name: &str) -> Result<f64> {
     http1::metric(&metrics, name).with_context(|| format!("rangecache has no metric {name}"))
 }
 
-async fn fill(etcd: &Arc<Connection>, keys: usize) -> Result<()> {
+async fn fill(etcd: &Arc<Connection>, keys: usize, kind: Objects) -> Result<()> {
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..FILL_IN_FLIGHT {
@@ -134,7 +143,7 @@ async fn fill(etcd: &Arc<Connection>, keys: usize) -> Result<()> {
                 let puts = first..(first + PER_TXN).min(keys);
                 let request = TxnRequest {
                     success: puts
-                        .map(|number| RequestOp::put(key(number), object(number)))
+                        .map(|number| RequestOp::put(kind.key(number), kind.object(number)))
                         .collect(),
                     ..TxnRequest::default()
                 };
@@ -148,8 +157,40 @@ async fn fill(etcd: &Arc<Connection>, keys: usize) -> Result<()> {
     Ok(())
 }
 
-fn key(number: usize) -> String {
-    format!("{PREFIX}namespace-{:03}/app-{number:07}", number / 1000)
+/// What the objects are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Objects {
+    /// Like pods; all are read.
+    Pods,
+    /// At random, which does not shrink; one of five is read.
+    Random,
+}
+
+impl Objects {
+    fn key(self, number: usize) -> String {
+        let prefix = match self {
+            Objects::Random if !number.is_multiple_of(5) => UNREAD_PREFIX,
+            _ => PREFIX,
+        };
+        format!("{prefix}namespace-{:03}/app-{number:07}", number / 1000)
+    }
+
+    /// The key of an object that is read.
+    fn read_key(self, number: usize) -> String {
+        match self {
+            Objects::Pods => self.key(number),
+            Objects::Random => self.key(number / 5 * 5),
+        }
+    }
+
+    fn object(self, number: usize) -> Vec<u8> {
+        match self {
+            Objects::Pods => pod(number),
+            Objects::Random => (0..RANDOM_BYTES / 8)
+                .flat_map(|word| (spread(number * RANDOM_BYTES + word) as u64).to_le_bytes())
+                .collect(),
+        }
+    }
 }
 
 /// A number that is unlike those of its neighbours.
@@ -162,7 +203,7 @@ fn spread(number: usize) -> usize {
 }
 
 /// An object like a pod: what is the same in all, what its application has in common, and what is its own.
-fn object(number: usize) -> Vec<u8> {
+fn pod(number: usize) -> Vec<u8> {
     let own = |salt: usize| {
         format!(
             "{:016x}{:016x}",
