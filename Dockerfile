@@ -10,6 +10,7 @@ ARG TARGETARCH
 ARG REVISION=
 WORKDIR /src
 COPY . .
+# The release workflow puts a profile (make pgo-profile) next to the sources; without it the compiler has none.
 # The distribution's cross compiler, if the image is for another architecture than the builder's.
 RUN set -eu; \
     arch="${TARGETARCH:-$(dpkg --print-architecture)}"; \
@@ -19,7 +20,8 @@ RUN set -eu; \
       apt-get install --yes --no-install-recommends "gcc-$cpu-linux-gnu" "libc6-dev-$arch-cross"; \
       rm -rf /var/lib/apt/lists/*; \
     fi; \
-    RANGECACHE_BUILD_COMMIT="$REVISION" packaging/build-static "$arch" /out; \
+    profile="$(ls rangecache.profdata 2>/dev/null || true)"; \
+    PGO_PROFILE="$profile" RANGECACHE_BUILD_COMMIT="$REVISION" packaging/build-static "$arch" /out; \
     mkdir -p /out/etc/ssl/certs; \
     cp LICENSE /out/; \
     cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/; \
