@@ -157,7 +157,7 @@ async fn fill(etcd: &Arc<Connection>, keys: usize, kind: Objects) -> Result<()> 
     Ok(())
 }
 
-/// What the objects are like.
+/// Kind of the objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Objects {
     /// Like pods; all are read.

@@ -1,8 +1,8 @@
 //! Values that are not held, once packing is not enough: whole prefixes, first the one whose values cost most per read. Counts,
 //! keys and absence are still known, and every watch is served; reads of the values are forwarded.
 //!
-//! Values are left out by the load and by the feed of their mirror alone, so that what a feed reads for an event
-//! ([`replaced`](super::feed)) stays all that it needs. They are read again once memory has room for them, at a low rate.
+//! Values are left out by the load, and by the feed, which waits until there is room. They are read again once memory has
+//! room for them, at a low rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -43,6 +43,11 @@ async fn watch_programs_equal_etcds_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_programs_without_values_in_memory_equal_etcds() {
+    programs_equal_etcds(Version::V3_7, Source::MemoryWithoutValues, PROGRAMS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_programs_equal_etcds_3_6() {
     programs_equal_etcds(Version::V3_6, Source::Memory, PROGRAMS).await;
 }

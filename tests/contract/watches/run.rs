@@ -25,6 +25,8 @@ const PROGRESS_REQUESTS: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Memory,
+    /// Memory that leaves out all values before each write.
+    MemoryWithoutValues,
     /// Memory of a rangecache whose etcd is another rangecache, which serves its feed from memory.
     MemoryOfSecond,
     /// Forwarded to another rangecache, whose memory serves them.
@@ -63,7 +65,9 @@ impl World {
             Source::MemoryOfSecond | Source::MemoryOfFirst => {
                 Rangecache::before_another(Rangecache::before(&etcd).start().await)
             }
-            Source::Memory | Source::Both | Source::Etcd => Rangecache::before(&etcd),
+            Source::Memory | Source::MemoryWithoutValues | Source::Both | Source::Etcd => {
+                Rangecache::before(&etcd)
+            }
         };
         if matches!(source, Source::MemoryOfFirst | Source::Etcd) {
             rangecache = rangecache.with("--watch-cache", "off");
@@ -71,7 +75,7 @@ impl World {
         if source == Source::Both {
             rangecache = rangecache.with("--cache-prefix", "a");
         }
-        let rangecache = rangecache.start().await;
+        let rangecache = rangecache.with_fault_injection().start().await;
         Self {
             through: rangecache.client().await,
             direct,
@@ -109,7 +113,9 @@ impl World {
         }
         let mut defects: Vec<String> = outcome.err().into_iter().collect();
         let through = match self.source {
-            Source::Memory | Source::MemoryOfSecond | Source::MemoryOfFirst => Rules::MEMORY,
+            Source::Memory | Source::MemoryWithoutValues | Source::MemoryOfSecond | Source::MemoryOfFirst => {
+                Rules::MEMORY
+            }
             Source::Both | Source::Etcd => Rules::ETCD,
         };
         let rules = [Rules::ETCD, through];
@@ -143,6 +149,9 @@ impl World {
     }
 
     async fn write(&mut self, operations: Vec<RequestOp>) {
+        if self.source == Source::MemoryWithoutValues {
+            self.through.inject_fault("leave-out").await;
+        }
         self.revision = self.direct.transact(operations).await.expect("etcd writes");
         while self.truth.revision() < self.revision {
             let response: Option<WatchResponse> = self.recorder.next_as(SOON).await;
@@ -368,7 +377,9 @@ impl World {
         );
         assert!(self.created > 0, "the programs created watchers");
         let is_right = match self.source {
-            Source::Memory | Source::MemoryOfSecond => memory >= self.created as f64 && etcd == 0.0,
+            Source::Memory | Source::MemoryWithoutValues | Source::MemoryOfSecond => {
+                memory >= self.created as f64 && etcd == 0.0
+            }
             // A replayed program may use one of them alone.
             Source::Both => self.created < 100 || (memory > 10.0 && etcd > 10.0),
             Source::MemoryOfFirst | Source::Etcd => memory == 0.0,

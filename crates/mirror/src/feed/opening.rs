@@ -10,7 +10,7 @@ use super::assemble::{Assembler, Step};
 use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
 use super::member::Feeding;
-use super::replaced::bring_replaced;
+use super::replaced;
 use crate::history::Before;
 use crate::load::{LoadCause, LoadedBy};
 use crate::view::Anchor;
@@ -331,13 +331,7 @@ impl<'a> Feed<'a> {
         let Feeding { mirror, epoch, .. } = self.feeding;
         match step {
             Step::Wait => {}
-            Step::Apply {
-                mut changes,
-                revision,
-            } => {
-                bring_replaced(self.feeding, &mut changes).await?;
-                mirror.apply(epoch, changes, revision)?;
-            }
+            Step::Apply { changes, revision } => replaced::apply(self.feeding, changes, revision).await?,
             Step::Advance(revision) => mirror.advance(epoch, revision)?,
             Step::Fenced(events) => {
                 mirror.metrics.events_fenced.inc_by(events);

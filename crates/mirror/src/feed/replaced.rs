@@ -14,44 +14,52 @@ use rangecache_upstream::{is_compaction, range};
 /// Reads that are in flight at once.
 const IN_FLIGHT: usize = 16;
 
-/// Reads the replaced values that are not held. One that etcd has compacted is left out, as etcd leaves it out.
+/// Applies the events of whole revisions up to `revision`, once they have the values that they replace. One that etcd has compacted
+/// is left out, as etcd leaves it out.
 ///
 /// # Errors
 /// [`FeedEnd::Lost`] if etcd does not answer; [`FeedEnd::StaleEpoch`] if its value is another one than the mirror's, which is
 /// dropped then.
-pub(super) async fn bring_replaced(feeding: Feeding<'_>, changes: &mut [Change]) -> Result<(), FeedEnd> {
+pub(super) async fn apply(
+    feeding: Feeding<'_>,
+    mut changes: Vec<Change>,
+    revision: i64,
+) -> Result<(), FeedEnd> {
     let Feeding { mirror, epoch, .. } = feeding;
-    let mut tried = Vec::new();
-    loop {
-        let mut needed = mirror.replaced_values_not_held(epoch, changes)?;
-        needed.retain(|index| !tried.contains(index));
-        if needed.is_empty() {
-            return Ok(());
-        }
-        let reads = needed.iter().map(|index| {
-            let change = &changes[*index];
-            (
-                *index,
-                Bytes::copy_from_slice(change.key()),
-                change.revision() - 1,
-            )
-        });
-        let reads: Vec<_> = reads.collect();
-        let mut reads = stream::iter(reads)
-            .map(|(index, key, revision)| async move { (index, value_at(feeding, key, revision).await) })
-            .buffer_unordered(IN_FLIGHT);
-        while let Some((index, read)) = reads.next().await {
-            changes[index].replaced = read?;
-        }
-        drop(reads);
-        for index in &needed {
-            let replaced = changes[*index].replaced.as_ref();
-            if replaced.is_some_and(|replaced| mirror.is_held(epoch, replaced) == Ok(false)) {
-                return Err(differs(feeding));
-            }
-        }
-        tried.append(&mut needed);
+    let mut read = Vec::new();
+    while let Err(missing) = mirror.apply_with_replaced(epoch, changes, revision, &read)? {
+        changes = missing.changes;
+        bring(feeding, &mut changes, &missing.indexes).await?;
+        read.extend(missing.indexes);
     }
+    Ok(())
+}
+
+/// Reads what the changes at `indexes` replace.
+async fn bring(feeding: Feeding<'_>, changes: &mut [Change], indexes: &[usize]) -> Result<(), FeedEnd> {
+    let reads = indexes.iter().map(|index| {
+        let change = &changes[*index];
+        (
+            *index,
+            Bytes::copy_from_slice(change.key()),
+            change.revision() - 1,
+        )
+    });
+    let reads: Vec<_> = reads.collect();
+    let mut reads = stream::iter(reads)
+        .map(|(index, key, revision)| async move { (index, value_at(feeding, key, revision).await) })
+        .buffer_unordered(IN_FLIGHT);
+    while let Some((index, read)) = reads.next().await {
+        changes[index].replaced = read?;
+    }
+    drop(reads);
+    for index in indexes {
+        let replaced = changes[*index].replaced.as_ref();
+        if replaced.is_some_and(|replaced| feeding.mirror.is_held(feeding.epoch, replaced) == Ok(false)) {
+            return Err(differs(feeding));
+        }
+    }
+    Ok(())
 }
 
 /// Drops the mirror, because a value that it does not hold is another one in etcd than the one that it left out.

@@ -31,21 +31,22 @@ async fn without_values() -> (Bench, Arc<Connection>) {
     (bench, connection)
 }
 
-async fn bring(
+async fn apply(
     (bench, connection): &(Bench, Arc<Connection>),
-    changes: &mut [Change],
+    changes: impl Into<Vec<Change>>,
 ) -> Result<(), FeedEnd> {
-    let bringing = bring_replaced(bench.feeding(connection), changes);
-    tokio::time::timeout(SOON, bringing).await.unwrap()
+    let changes = changes.into();
+    let revision = changes.last().unwrap().revision();
+    let applying = super::apply(bench.feeding(connection), changes, revision);
+    tokio::time::timeout(SOON, applying).await.unwrap()
 }
 
-/// Values that the changes bring.
-fn brought(changes: &[Change]) -> Vec<Option<String>> {
+/// Values that the events of the mirror have replaced.
+fn replaced(mirror: &Mirror) -> Vec<Option<String>> {
+    let log = mirror.observe(0, 10).log.unwrap();
+    let events = log.batches.iter().flat_map(|batch| batch.changes().to_vec());
     let value = |old: &Entry| String::from_utf8(KeyValue::from(old).value).unwrap();
-    changes
-        .iter()
-        .map(|change| change.replaced.as_ref().map(value))
-        .collect()
+    events.map(|change| change.replaced.as_ref().map(value)).collect()
 }
 
 fn mismatches(mirror: &Mirror) -> u64 {
@@ -55,7 +56,7 @@ fn mismatches(mirror: &Mirror) -> u64 {
 #[tokio::test]
 async fn value_that_is_not_held_is_read_once_at_the_revision_before_it_was_replaced() {
     let of = without_values().await;
-    let mut changes = {
+    let changes = {
         let mut etcd = of.0.etcd.lock();
         [
             etcd.put("a", "new"),
@@ -64,9 +65,9 @@ async fn value_that_is_not_held_is_read_once_at_the_revision_before_it_was_repla
             etcd.put("d", "first"),
         ]
     };
-    bring(&of, &mut changes).await.unwrap();
-    let old = || Some("loaded".to_owned());
-    assert_eq!(brought(&changes), [old(), None, old(), None]);
+    apply(&of, changes).await.unwrap();
+    let (mirror, old) = (of.0.mirror(), || Some("loaded".to_owned()));
+    assert_eq!(replaced(mirror), [old(), Some("new".to_owned()), old(), None]);
     let mut reads: Vec<_> =
         of.0.etcd
             .lock()
@@ -76,42 +77,35 @@ async fn value_that_is_not_held_is_read_once_at_the_revision_before_it_was_repla
             .collect();
     reads.sort();
     assert_eq!(reads, [("a".into(), 4), ("b".into(), 6)]);
+    assert_eq!(mirror.revision(), Ok(8));
 
-    let mirror = of.0.mirror();
-    mirror.apply(mirror.epoch(), changes.to_vec(), 8).unwrap();
-    let log = mirror.observe(0, 10).log.unwrap();
-    let events: Vec<_> = log
-        .batches
-        .iter()
-        .flat_map(|batch| batch.changes().to_vec())
-        .collect();
-    assert_eq!(brought(&events), [old(), Some("new".to_owned()), old(), None]);
-    let mut later = [of.0.etcd.lock().put("a", "newest")];
-    bring(&of, &mut later).await.unwrap();
+    let later = of.0.etcd.lock().put("a", "newest");
+    apply(&of, [later]).await.unwrap();
     assert_eq!(of.0.etcd.lock().reads.len(), 2, "what was written is held");
+    assert_eq!(replaced(mirror).last(), Some(&Some("newer".to_owned())));
 }
 
 #[tokio::test]
 async fn value_that_etcd_has_compacted_is_left_out_as_etcd_does() {
     let of = without_values().await;
-    let mut changes = [of.0.etcd.lock().put("a", "new")];
+    let change = of.0.etcd.lock().put("a", "new");
     of.0.etcd.lock().compacted = 5;
-    bring(&of, &mut changes).await.unwrap();
-    assert_eq!(brought(&changes), [None]);
-    assert_eq!(of.0.mirror().revision(), Ok(4));
+    apply(&of, [change]).await.unwrap();
+    assert_eq!(replaced(of.0.mirror()), [None]);
+    assert_eq!(of.0.mirror().revision(), Ok(5));
 }
 
 #[tokio::test]
 async fn mirror_whose_value_is_another_one_in_etcd_is_dropped() {
     for is_gone in [false, true] {
         let of = without_values().await;
-        let mut changes = [of.0.etcd.lock().put("a", "new")];
+        let change = of.0.etcd.lock().put("a", "new");
         if is_gone {
             of.0.etcd.lock().events.remove(0);
         } else {
             of.0.etcd.lock().rewrite(2);
         }
-        let end = bring(&of, &mut changes).await;
+        let end = apply(&of, [change]).await;
         assert!(matches!(end, Err(FeedEnd::StaleEpoch)), "{end:?}");
         let mirror = of.0.mirror();
         assert_eq!(
@@ -124,9 +118,9 @@ async fn mirror_whose_value_is_another_one_in_etcd_is_dropped() {
 #[tokio::test]
 async fn feed_of_a_member_that_does_not_answer_is_lost() {
     let of = without_values().await;
-    let mut changes = [of.0.etcd.lock().put("a", "new")];
+    let change = of.0.etcd.lock().put("a", "new");
     of.0.etcd.lock().revision = 2;
-    let end = bring(&of, &mut changes).await;
+    let end = apply(&of, [change]).await;
     assert!(matches!(end, Err(FeedEnd::Lost(_))), "{end:?}");
     assert_eq!(of.0.mirror().revision(), Ok(4));
 }

@@ -15,6 +15,13 @@ use etcd_store::cache::{Applied, Change, Entry, Repacked, Store, Tree, Unpacker}
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
 
+/// Changes that were not applied, and the indexes of those that replace a value that is not held, without bringing it.
+#[derive(Debug)]
+pub(crate) struct ReplacedMissing {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) indexes: Vec<usize>,
+}
+
 impl Mirror {
     pub(crate) fn epoch(&self) -> Epoch {
         Epoch(self.contents.lock().epoch)
@@ -79,14 +86,43 @@ impl Mirror {
         self.publish(&contents)
     }
 
+    /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3), unless one of them
+    /// replaces a value that is not held and does not bring it. Those at the indexes `given_up` need not.
+    pub(crate) fn apply_with_replaced(
+        &self,
+        epoch: Epoch,
+        changes: Vec<Change>,
+        revision: i64,
+        given_up: &[usize],
+    ) -> Result<Result<Applied, ReplacedMissing>, StaleEpoch> {
+        let contents = self.contents_of(epoch)?;
+        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
+        let mut indexes = loaded.store.replaced_values_not_held(&changes);
+        indexes.retain(|index| !given_up.contains(index));
+        if indexes.is_empty() {
+            self.apply_to(contents, changes, revision).map(Ok)
+        } else {
+            Ok(Err(ReplacedMissing { changes, indexes }))
+        }
+    }
+
     /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3).
+    #[cfg(test)]
     pub(crate) fn apply(
         &self,
         epoch: Epoch,
         changes: Vec<Change>,
         revision: i64,
     ) -> Result<Applied, StaleEpoch> {
-        let mut contents = self.contents_of(epoch)?;
+        self.apply_to(self.contents_of(epoch)?, changes, revision)
+    }
+
+    fn apply_to(
+        &self,
+        mut contents: MutexGuard<'_, Contents>,
+        changes: Vec<Change>,
+        revision: i64,
+    ) -> Result<Applied, StaleEpoch> {
         let Some(last) = changes.last() else {
             return Err(StaleEpoch);
         };
@@ -270,17 +306,6 @@ impl Mirror {
     pub(crate) fn current_tree(&self, epoch: Epoch) -> Result<Option<Tree>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         Ok(contents.loaded.as_ref().map(|loaded| loaded.store.tree().clone()))
-    }
-
-    /// Indexes of the `changes` that replace a value that is not held, without bringing it.
-    pub(crate) fn replaced_values_not_held(
-        &self,
-        epoch: Epoch,
-        changes: &[Change],
-    ) -> Result<Vec<usize>, StaleEpoch> {
-        let contents = self.contents_of(epoch)?;
-        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
-        Ok(loaded.store.replaced_values_not_held(changes))
     }
 
     /// Whether `entry` is the mirror's current one of its key.
