@@ -2,6 +2,7 @@
 //! be read.
 
 use futures_util::future::join_all;
+use http::Method;
 use tokio::time::timeout;
 
 use super::client::CALL_TIMEOUT;
@@ -11,7 +12,7 @@ use crate::config::Config;
 use crate::diagnosis::format::counted;
 use crate::diagnosis::{Finding, Severity};
 use etcd_store::keyspace::scope::scopes;
-use rangecache_base::http_get::http_get;
+use rangecache_base::http_request::http_request;
 use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, Protocol};
 
@@ -72,9 +73,15 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
 /// Reads the metrics of a member; `None` if they are not there.
 async fn read(connector: &Connector, url: &Url) -> Option<WatchFacts> {
     let stream = connector.connect(url, Protocol::Http1).await.ok()?;
-    let (_, text) = http_get(stream, &url.authority(), "/metrics", MAX_METRICS_BYTES)
-        .await
-        .ok()?;
+    let (_, text) = http_request(
+        stream,
+        Method::GET,
+        &url.authority(),
+        "/metrics",
+        MAX_METRICS_BYTES,
+    )
+    .await
+    .ok()?;
     parse(&text)
 }
 

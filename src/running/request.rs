@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::{Method, StatusCode};
 
-use rangecache_base::http_get::http_request;
+use rangecache_base::http_request::http_request;
 use rangecache_base::net::{Url, connect};
 
 /// Bound on a response: a status has a few hundred kilobytes.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use rangecache_base::http_get::http_get;
+use rangecache_base::http_request::http_request;
 use rangecache_base::net::{Url, connect};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -107,8 +107,9 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
     let reading = async {
         let url: Url = url.trim_end_matches('/').parse()?;
+        let (stream, authority) = (connect(&url).await?, url.authority());
         let (status, body) =
-            http_get(connect(&url).await?, &url.authority(), path, MAX_RESPONSE_BYTES).await?;
+            http_request(stream, http::Method::GET, &authority, path, MAX_RESPONSE_BYTES).await?;
         Ok((status.as_u16(), body))
     };
     let read = tokio::time::timeout(TIMEOUT, reading).await;

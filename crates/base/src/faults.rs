@@ -2,7 +2,8 @@
 //! environment sets `RANGECACHE_TEST_FAULTS`. Release builds contain none of it.
 //!
 //! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that the fault concerns triggers
-//! it, once. `leave-out` leaves all values of all mirrors out at once. A leaf.
+//! it, once. `leave-out` leaves all values of all mirrors out at once. Uses
+//! `simulated`.
 
 /// A fault that a request can arm; the name in the metadata is at the end of each line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`telemetry`] | metrics, logs, traces |
 //! | [`flags`] | parsers that flags of all rooms share; flags that a reload replaces |
-//! | [`http_get`] | `GET` over HTTP/1 |
+//! | [`http_request`] | one request over HTTP/1 |
 //! | [`net`] | URLs, and the byte streams of both sides |
 //! | [`instance`] | identity of the process towards other rangecaches |
 //! | [`memory`] | the memory limit of the container |
@@ -16,7 +16,7 @@
 
 pub mod faults;
 pub mod flags;
-pub mod http_get;
+pub mod http_request;
 pub mod instance;
 pub mod memory;
 pub mod net;

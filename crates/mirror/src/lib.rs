@@ -16,6 +16,7 @@
 //! | `changes` | mirrors that a reload adds or removes |
 //! | `packing` | values compressed as memory becomes scarce |
 //! | `residency` | values left out once that is not enough, and read again |
+//! | `pace` | pace of reads in the background |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
@@ -37,6 +38,7 @@ mod lifecycle;
 mod load;
 pub mod metrics;
 mod mirrors;
+mod pace;
 mod packing;
 mod probe;
 mod residency;

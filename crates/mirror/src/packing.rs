@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::flags::CachePack;
-use super::residency::leave_out;
+use super::residency::{leave_out, put};
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, StaleEpoch};
 use etcd_store::cache::{Packing, Repacking};
@@ -136,29 +136,16 @@ async fn step(
         // An error: the process stops.
         making.await.map_err(|_| StaleEpoch)?
     };
-    match repacked {
-        Ok(repacked) => {
-            if !repacked.is_empty() {
-                mirror.put_repacked(epoch, &repacked)?;
-                let to = if what == Repacking::UnpackHot {
-                    "plain"
-                } else {
-                    "packed"
-                };
-                mirror
-                    .metrics
-                    .repacked_bytes
-                    .of(to)
-                    .inc_by(repacked.encoded_bytes());
-            }
-            *hand = repacked.next().unwrap_or_default().into();
-            Ok(())
-        }
-        Err(_) => {
-            mirror.report_damage();
-            Err(StaleEpoch)
-        }
-    }
+    let repacked = put(mirror, epoch, repacked)?;
+    let to = if what == Repacking::UnpackHot {
+        "plain"
+    } else {
+        "packed"
+    };
+    let repacked_bytes = &mirror.metrics.repacked_bytes;
+    repacked_bytes.of(to).inc_by(repacked.encoded_bytes());
+    *hand = repacked.next().unwrap_or_default().into();
+    Ok(())
 }
 
 #[cfg(test)]

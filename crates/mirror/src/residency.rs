@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::pace::pause_after;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, StaleEpoch, divide};
-use etcd_store::cache::{CorruptBlock, Entry, NotHeld, Repacked, Summary, Tree, TreeBuilder};
+use etcd_store::cache::{CorruptBlock, Entry, NotHeld, Repacked, Summary, Tree};
 use etcd_store::keyspace::{prefix_end, successor};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_upstream::{Connection, ReceiveWindow, Upstream, range};
@@ -23,15 +24,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 const STEP_BYTES: u64 = 2 << 20;
 /// Length of the values that are read at once.
 const PIECE_BYTES: u64 = 512 << 10;
-/// Highest rate at which values are read again.
-const BYTES_PER_SECOND: u64 = 8 << 20;
-/// Pause after each piece, in multiples of etcd's response time.
-const REST: u32 = 9;
 /// Timeout for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much the values of a prefix cost: their bytes for each read of the prefix.
-fn cost(bytes: u64, reads: u64) -> u64 {
+/// How much values of these bytes cost: their bytes for each of the `reads` of their prefix.
+pub(super) fn cost(reads: &HashMap<Vec<u8>, u64>, prefix: &[u8], bytes: u64) -> u64 {
+    let reads = reads.get(prefix).copied().unwrap_or(0);
     bytes / reads.saturating_add(1)
 }
 
@@ -95,8 +93,8 @@ async fn leave_out_prefix(
     Ok(())
 }
 
-/// Puts other leaves into the mirror.
-fn put(
+/// Puts other leaves into the mirror; reports a damaged block.
+pub(super) fn put(
     mirror: &Mirror,
     epoch: Epoch,
     repacked: Result<Repacked, CorruptBlock>,
@@ -128,26 +126,12 @@ fn costliest(mirror: &Mirror, tree: &Tree, tried: &[Vec<u8>]) -> Option<(Vec<u8>
                 summary.encoded_bytes - summary.not_held_bytes,
                 summary.not_held_bytes == 0,
             );
-            let cost = cost(held, reads.get(&prefix).copied().unwrap_or(0));
+            let cost = cost(&reads, &prefix, held);
             (held, (!is_new, cost), (prefix, is_new))
         })
         .filter(|(held, ..)| *held > 0)
         .max_by_key(|(_, order, _)| *order)
         .map(|(.., prefix)| prefix)
-}
-
-/// Leaves out values of a load until its memory is at most `max_bytes`, if that can be.
-///
-/// # Errors
-/// A packed block is damaged.
-pub(super) fn leave_out_of_load(
-    builder: &mut TreeBuilder,
-    max_bytes: u64,
-    reads: &HashMap<Vec<u8>, u64>,
-) -> Result<Vec<Box<[u8]>>, CorruptBlock> {
-    builder.make_room(max_bytes, |prefix, bytes| {
-        cost(bytes, reads.get(prefix).copied().unwrap_or(0))
-    })
 }
 
 /// Reads values again as long as there is room, for ever.
@@ -201,10 +185,9 @@ async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Re
         let Some(tree) = mirror.current_tree(epoch)? else {
             break;
         };
-        put(mirror, epoch, tree.hold_values(&values))?;
-        let paced = Duration::from_millis(piece.bytes * 1000 / BYTES_PER_SECOND);
+        put(mirror, epoch, Ok(tree.hold_values(&values)))?;
         from = successor(&piece.last).to_vec();
-        tokio::time::sleep(paced.max(took * REST)).await;
+        tokio::time::sleep(pause_after(piece.bytes, took)).await;
     }
     if mirror.metrics.not_held_bytes.get() == 0 {
         tracing::info!(mirror = mirror.name, "all values are held again");

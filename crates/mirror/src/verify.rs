@@ -4,7 +4,7 @@
 //! A mirror is compared piece by piece. Each piece is read from etcd at the mirror's current revision, so that no
 //! revision has to stay uncompacted for longer than one small read. A piece is bounded by two keys of the mirror, so
 //! that etcd counts only the piece: keys that the mirror lacks make the counts differ. Entries and counts are
-//! compared, entries byte for byte. [`BYTES_PER_SECOND`] and [`REST`] limit the load on etcd.
+//! compared, entries byte for byte. [`pause_after`] limits the load on etcd.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use tonic::Code;
 use super::history::{ClusterState, History};
 use super::metrics::RoomMetrics;
 use super::mirrors::background;
+use super::pace::pause_after;
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
 use etcd_store::cache::{Tree, Unpacker};
@@ -30,11 +31,6 @@ use rangecache_upstream::{Channel, Connection, ReceiveWindow, Upstream, jittered
 const PIECE_BYTES: u64 = 512 << 10;
 /// Largest piece in keys.
 const PIECE_KEYS: u64 = 1000;
-/// Highest rate at which verification reads from etcd.
-const BYTES_PER_SECOND: u64 = 8 << 20;
-/// Pause after each piece, in multiples of etcd's response time: verification takes at most a tenth of one core of
-/// etcd.
-const REST: u32 = 9;
 /// Attempts at one piece while etcd does not have the mirror's revision: not yet, or no longer (compacted).
 const ATTEMPTS: u32 = 20;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(250);
@@ -154,8 +150,7 @@ async fn verify(
             return Ok(Verified::Same);
         };
         from = next;
-        let paced = Duration::from_millis(answer.bytes * 1000 / BYTES_PER_SECOND);
-        tokio::time::sleep(paced.max(answer.took * REST)).await;
+        tokio::time::sleep(pause_after(answer.bytes, answer.took)).await;
     }
 }
 

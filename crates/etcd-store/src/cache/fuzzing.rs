@@ -165,7 +165,7 @@ pub fn tree(data: &[u8]) {
             TreeOp::Hold { from } => {
                 let from = format!("/run/{from:05}").into_bytes();
                 let values: Vec<_> = model.range(from..).take(40).map(|(_, kv)| kv.entry()).collect();
-                let repacked = tree.hold_values(&values).unwrap();
+                let repacked = tree.hold_values(&values);
                 put_repacked(&mut tree, &mut snapshots, &repacked);
             }
             TreeOp::Look { key, from, to } => look(&tree, &model, &key.bytes(), from.into(), to.into()),

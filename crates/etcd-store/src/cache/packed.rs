@@ -202,7 +202,7 @@ impl PackedBlock {
     }
 }
 
-/// Digest of an encoded entry. Keyed, so that nobody can write another value with the same one.
+/// Digest of an encoded entry. Its keys are random for each process, so that no client can choose two values of one digest.
 pub(super) fn digest(entry: &Entry) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one(&*entry.encoded().contiguous())

@@ -104,12 +104,12 @@ impl Tree {
 
     /// Makes other leaves with the same entries of those from the one that has `from` on, until their entries have
     /// `max_bytes` together, or `remake` breaks; `None` leaves a leaf as it is.
-    pub(super) fn remake(
+    pub(super) fn remake<E>(
         &self,
         from: &[u8],
         max_bytes: u64,
-        mut remake: impl FnMut(&Node, &Leaf) -> Result<ControlFlow<(), Option<Leaf>>, CorruptBlock>,
-    ) -> Result<Repacked, CorruptBlock> {
+        mut remake: impl FnMut(&Node, &Leaf) -> Result<ControlFlow<(), Option<Leaf>>, E>,
+    ) -> Result<Repacked, E> {
         let mut repacked = Repacked {
             leaves: HashMap::new(),
             range: None,

@@ -3,6 +3,7 @@
 //! Counts, keys, absence and the bounds of pages are known as before. [`select`](super::select) declines a read of values
 //! that are not held. A digest shows whether a value that etcd sends is the one that was left out.
 
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -67,19 +68,16 @@ impl Tree {
 
     /// Puts the values of `entries`, which are in the order of their keys, where they are not held, if they are those that were
     /// left out; returns what is for [`Store::put_repacked`](super::Store::put_repacked).
-    ///
-    /// # Errors
-    /// None: no packed block is read.
-    pub fn hold_values(&self, entries: &[Entry]) -> Result<Repacked, CorruptBlock> {
-        let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
-            return self.remake(b"", 0, |_, _| Ok(ControlFlow::Break(())));
-        };
-        self.remake(first.key(), u64::MAX, |node, leaf| {
-            if leaf.first().is_some_and(|first| first.key() > last.key()) {
-                return Ok(ControlFlow::Break(()));
+    pub fn hold_values(&self, entries: &[Entry]) -> Repacked {
+        let from = entries.first().map_or(&b""[..], Entry::key);
+        let Ok(held) = self.remake(from, u64::MAX, |node, leaf| {
+            let is_behind = |last: &Entry| leaf.first().is_some_and(|first| first.key() > last.key());
+            if entries.last().is_none_or(is_behind) {
+                return Ok::<_, Infallible>(ControlFlow::Break(()));
             }
             Ok(ControlFlow::Continue(leaf.with_values(entries, node.born)))
-        })
+        });
+        held
     }
 
     /// The next entries from `from` on of which a value is not held, of one leaf or, as long as they have fewer than `max_bytes`

@@ -1,6 +1,8 @@
 //! Values that events replace and that memory does not hold: they are read from etcd before the events are applied, for the
 //! watchers that ask for them (`prev_kv`). Each such value is read once, for what replaces it is held.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
@@ -26,7 +28,7 @@ pub(super) async fn apply(
     revision: i64,
 ) -> Result<(), FeedEnd> {
     let Feeding { mirror, epoch, .. } = feeding;
-    let mut read = Vec::new();
+    let mut read = HashSet::new();
     while let Err(missing) = mirror.apply_with_replaced(epoch, changes, revision, &read)? {
         changes = missing.changes;
         bring(feeding, &mut changes, &missing.indexes).await?;

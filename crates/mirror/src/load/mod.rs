@@ -27,7 +27,7 @@ use tonic::Code;
 
 use super::history::{Before, Keys, Position};
 use super::metrics::StreamFallbacks;
-use super::residency::{leave_out_of_load, warn_of_left_out};
+use super::residency::{cost, warn_of_left_out};
 use super::set::MirrorSet;
 use super::view::Mirror;
 use etcd_store::cache::{MalformedKeyValue, Packing, ResponseHeader, Tree, TreeBuilder};
@@ -418,7 +418,7 @@ impl<'a> Gathered<'a> {
             let mut builder = std::mem::take(&mut self.builder);
             let reads = mirror.reads_by_prefix();
             let leaving_out = tokio::task::spawn_blocking(move || {
-                let left_out = leave_out_of_load(&mut builder, max_bytes, &reads);
+                let left_out = builder.make_room(max_bytes, |prefix, bytes| cost(&reads, prefix, bytes));
                 left_out.map(|prefixes| (builder, prefixes))
             });
             // What was just packed is not damaged.

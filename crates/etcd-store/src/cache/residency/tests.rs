@@ -37,7 +37,7 @@ fn leave_out(store: &mut Store, from: usize, to: usize) -> u64 {
 
 fn hold(store: &mut Store, values: &[KeyValue]) -> u64 {
     let entries: Vec<_> = values.iter().map(KeyValue::entry).collect();
-    let repacked = store.tree().clone().hold_values(&entries).unwrap();
+    let repacked = store.tree().clone().hold_values(&entries);
     store.put_repacked(&repacked);
     repacked.encoded_bytes()
 }

@@ -69,7 +69,7 @@ impl Remaking {
                     .skip_while(|kv| kv.key.as_slice() < from)
                     .map(KeyValue::entry)
                     .collect();
-                tree.hold_values(&values)
+                Ok(tree.hold_values(&values))
             }
         }
         .unwrap()

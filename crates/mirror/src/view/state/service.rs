@@ -1,6 +1,6 @@
 //! Changes of a mirror by the task that loads and follows it: contents, and whether they are in service.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -93,7 +93,7 @@ impl Mirror {
         epoch: Epoch,
         changes: Vec<Change>,
         revision: i64,
-        given_up: &[usize],
+        given_up: &HashSet<usize>,
     ) -> Result<Result<Applied, ReplacedMissing>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;

@@ -9,22 +9,6 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// [`http_request`] with `GET`.
-///
-/// # Errors
-/// As there.
-pub async fn http_get<S>(
-    stream: S,
-    authority: &str,
-    path: &str,
-    max_bytes: usize,
-) -> io::Result<(StatusCode, String)>
-where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    http_request(stream, Method::GET, authority, path, max_bytes).await
-}
-
 /// Sends a request without a body for `path` of `authority` on `stream`, which is closed afterwards. Returns the status and the
 /// body, of at most `max_bytes`. The caller bounds the time.
 ///
@@ -82,7 +66,10 @@ mod tests {
             drop(far);
             String::from_utf8(request[..length].to_vec()).unwrap()
         };
-        tokio::join!(http_get(near, "etcd:2379", "/metrics", max_bytes), serving)
+        tokio::join!(
+            http_request(near, Method::GET, "etcd:2379", "/metrics", max_bytes),
+            serving
+        )
     }
 
     #[tokio::test]
