@@ -121,8 +121,7 @@ impl AccessCall {
 
     fn range_facts(&self, key: &[u8], range_end: &[u8], revision: i64) -> RangeFacts {
         let is_cut = key.len().max(range_end.len()) > MAX_KEY_BYTES;
-        let prefix = common_prefix(key, range_end, PREFIX_PARTS);
-        let prefix = &prefix[..prefix.len().min(MAX_KEY_BYTES)];
+        let prefix = logged_prefix(key, range_end);
         let has_keys = self.log.has_keys();
         RangeFacts {
             prefix: String::from_utf8_lossy(prefix).into_owned(),
@@ -203,6 +202,12 @@ impl AccessCall {
             }
         }
     }
+}
+
+/// The part of a range's keys that logs and traces contain: the first two parts that all of its keys have in common.
+pub(super) fn logged_prefix<'a>(key: &'a [u8], range_end: &[u8]) -> &'a [u8] {
+    let prefix = common_prefix(key, range_end, PREFIX_PARTS);
+    &prefix[..prefix.len().min(MAX_KEY_BYTES)]
 }
 
 impl Drop for AccessCall {

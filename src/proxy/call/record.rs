@@ -95,6 +95,7 @@ impl CallRecord {
         }
         if let Some(trace) = &mut record.trace {
             trace.record_peer(peer);
+            trace.record_client(record.client.client().name());
             if let Some(access) = &mut record.access {
                 access.record_trace(trace.id());
             }
@@ -177,12 +178,18 @@ impl CallRecord {
         if let Some(access) = &mut self.access {
             access.record_query(query);
         }
+        if let Some(trace) = &mut self.trace {
+            trace.record_query(query);
+        }
     }
 
     /// Records what the first watcher of a stream asks for.
     pub(in crate::proxy) fn record_watcher(&mut self, key: &[u8], range_end: &[u8], first_revision: i64) {
         if let Some(access) = &mut self.access {
             access.record_watcher(key, range_end, first_revision);
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.record_range(key, range_end);
         }
     }
 
@@ -391,6 +398,10 @@ impl CallRecord {
 
     /// Counts a read when its response begins, or when it ends without one.
     fn count_read(&mut self, kind: Kind, mirror: Option<&Mirror>) {
+        if !self.outcome.is_from_memory() {
+            // Memory had begun to answer, and etcd did.
+            (self.revisions.served, self.keys) = (0, 0);
+        }
         let waited = self
             .proven
             .map_or(Duration::ZERO, |proven| proven.duration_since(self.begun));

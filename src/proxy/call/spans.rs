@@ -1,8 +1,8 @@
 //! Spans of a sampled call, gRPC or HTTP: a server span, and one child span for each phase named in [`proxy`](crate::proxy).
 //!
 //! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
-//! (I10): a range is identified by the mirror's name, which consists of configured prefixes, and a path is named only if it
-//! is etcd's own.
+//! (I10): a range is identified by the mirror's name, which consists of configured prefixes, and by the first two parts of its
+//! keys, and a path is named only if it is etcd's own.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -11,12 +11,14 @@ use bytes::Buf;
 use http::{HeaderMap, HeaderName, Request, StatusCode};
 use tokio::time::Instant;
 
+use super::access::logged_prefix;
 use super::head::CallHead;
-use etcd_store::cache::Rope;
+use etcd_store::cache::{RangeQuery, Rope};
 use etcd_wire::grpc::frame::PrefixReader;
 use etcd_wire::grpc::http_route;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::Revisions;
+use rangecache_base::telemetry::clients::ClientName;
 use rangecache_base::telemetry::trace::{
     Clock, Span, SpanContext, SpanExt as _, SpanKind, TRACEPARENT, TraceId, Tracer, child_context,
     status_code, traceparent,
@@ -29,6 +31,8 @@ const CANCELLED: u16 = 1;
 const INTERNAL: u16 = 13;
 /// Header that etcd's JSON gateway passes on as the metadata `traceparent` of the gRPC call that it makes.
 const GATEWAY_TRACEPARENT: HeaderName = HeaderName::from_static("grpc-metadata-traceparent");
+/// Method of the call to etcd when a Range becomes a stream.
+const RANGE_STREAM: &str = "etcdserverpb.KV/RangeStream";
 /// Methods of HTTP that OpenTelemetry knows.
 const HTTP_METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
@@ -138,6 +142,36 @@ impl Trace {
             tracer: self.tracer.clone(),
             parent: self.server().clone(),
         })
+    }
+
+    /// Adds what a read asks for: its options, and the first parts of its keys, as the access log has them.
+    #[cold]
+    pub(super) fn record_query(&mut self, query: &RangeQuery) {
+        self.record_range(&query.key, &query.range_end);
+        let server = &mut self.spans[0];
+        if query.limit > 0 {
+            server.set("rangecache.limit", query.limit);
+        }
+        for (name, is_set) in [
+            ("rangecache.keys_only", query.keys_only),
+            ("rangecache.count_only", query.count_only),
+            ("rangecache.serializable", query.serializable),
+        ] {
+            if is_set {
+                server.set(name, true);
+            }
+        }
+    }
+
+    /// Adds the first parts of the keys of a read, or of the first watcher of a stream.
+    pub(super) fn record_range(&mut self, key: &[u8], range_end: &[u8]) {
+        let prefix = logged_prefix(key, range_end);
+        self.spans[0].set("rangecache.prefix", String::from_utf8_lossy(prefix).into_owned());
+    }
+
+    /// Adds who makes the call.
+    pub(super) fn record_client(&mut self, client: &ClientName) {
+        self.spans[0].set("rangecache.client", client.to_string());
     }
 
     /// Returns the trace id, for exemplars.
@@ -252,7 +286,9 @@ impl Trace {
         if matches!(outcome, Outcome::Streamed(_))
             && let Some(last) = self.last_phase
         {
-            self.spans[last].name = "stream".into();
+            let stream = &mut self.spans[last];
+            stream.name = "stream".into();
+            stream.set("rpc.method", RANGE_STREAM);
         }
         self.set_outcome(outcome);
         let server = &mut self.spans[0];

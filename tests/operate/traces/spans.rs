@@ -50,6 +50,8 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
         ("rangecache.outcome", "waited"),
         ("rangecache.reason", "linearizable"),
         ("rangecache.mirror", "/cached/"),
+        ("rangecache.prefix", "/cached/"),
+        ("rangecache.client", "address 127.0.0.1"),
         ("rangecache.revision.proven", revision.as_str()),
         ("rangecache.revision.served", revision.as_str()),
         ("rangecache.keys", "1"),
@@ -85,15 +87,34 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
     etcds(&collector, &check).await;
 
     // A list outside the mirror, which is sent to etcd as a RangeStream.
-    let elsewhere = RangeRequest::prefix("/elsewhere/");
+    let elsewhere = RangeRequest {
+        limit: 1_000_000,
+        keys_only: true,
+        ..RangeRequest::prefix("/elsewhere/")
+    };
     in_trace(3).range(&elsewhere).await.expect("a response");
     let server = ours(&collector, 3, RANGE).await;
     assert_eq!(server.attributes["rangecache.outcome"], "streamed");
     assert_eq!(server.attributes["rangecache.reason"], "not_mirrored");
-    assert!(!server.attributes.contains_key("rangecache.mirror"));
+    for (name, value) in [
+        ("rangecache.prefix", "/elsewhere/"),
+        ("rangecache.limit", "1000000"),
+        ("rangecache.keys_only", "true"),
+    ] {
+        assert_eq!(server.attributes[name], value, "{name}");
+    }
+    for name in [
+        "rangecache.mirror",
+        "rangecache.keys",
+        "rangecache.revision.served",
+        "rangecache.count_only",
+    ] {
+        assert!(!server.attributes.contains_key(name), "{name}");
+    }
     let stream = ours(&collector, 3, "stream").await;
     within(&stream, &server);
     assert_eq!(stream.attributes["server.address"], "127.0.0.1");
+    assert_eq!(stream.attributes["rpc.method"], "etcdserverpb.KV/RangeStream");
     let of_etcd = etcds(&collector, &stream).await;
     assert_eq!(of_etcd.name, "etcdserverpb.KV/RangeStream");
 
