@@ -174,7 +174,8 @@ func TestMetricsExist(t *testing.T) {
 			name = strings.TrimSuffix(name, "{")
 			// Some labelled metrics are exported only after their first event; these names are searched in the source.
 			isOurs := strings.HasPrefix(name, "rangecache_")
-			if !exported[name] && !(isOurs && strings.Contains(declared, fmt.Sprintf("%q", name))) {
+			family := strings.TrimSuffix(strings.TrimSuffix(strings.TrimSuffix(name, "_bucket"), "_count"), "_sum")
+			if !exported[name] && !(isOurs && strings.Contains(declared, fmt.Sprintf("%q", family))) {
 				t.Errorf("%s is not exported; it is in %s", name, expr)
 			}
 		}

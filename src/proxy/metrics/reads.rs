@@ -4,16 +4,18 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rangecache_base::telemetry::metrics::{By, Counter, Latency, TracedLatency, metric_group};
-use rangecache_base::telemetry::outcome::{Kind, Outcome, Read};
+use rangecache_base::telemetry::outcome::{Failure, Kind, Outcome, Read, Reason};
 use rangecache_base::telemetry::trace::TraceId;
 
 /// The most frequent outcome: its counter is kept, which saves the lookup by labels.
 const MOST_FREQUENT: Outcome = Outcome::Hit(Read::Linearizable);
 
-/// Labels of the outcomes whose series begin at zero. Pages in place of a stream are served by an older etcd alone.
+/// Labels of the outcomes whose series begin at zero: the most frequent one, and what alerts look for.
 fn outcomes() -> impl Iterator<Item = (&'static str, &'static str)> {
-    let of_calls = Outcome::all().filter(|outcome| !matches!(outcome, Outcome::Paged(_)));
-    of_calls.map(Outcome::labels)
+    let failed = Failure::ALL.iter().copied().map(Outcome::Failed);
+    let shed = [Reason::BufferBytes, Reason::TooManyWaiting, Reason::Loading].map(Outcome::Shed);
+    let all = [MOST_FREQUENT].into_iter().chain(failed).chain(shed);
+    all.map(Outcome::labels)
 }
 
 metric_group! {

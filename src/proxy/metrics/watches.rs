@@ -6,16 +6,12 @@ use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::{Counted, Counter, Gauge, Latency, gauge, metric_group};
 use rangecache_edge::limits::BufferKindMetrics;
 
-/// `etcd` with every reason for which it serves a watch.
-fn of_etcd() -> impl Iterator<Item = (&'static str, &'static str)> {
-    Reason::ALL.iter().map(|reason| ("etcd", reason.as_str()))
-}
-
-/// Sources of the response to a create request, each with the kind of the watcher's start or the reason.
+/// Sources of the response to a create request, each with the kind of the watcher's start or the reason, whose series begin
+/// at zero.
 fn created() -> impl Iterator<Item = (&'static str, &'static str)> {
     let kinds = ["now", "revision", "compacted", "refused"].map(|kind| ("memory", kind));
     let ended = [Reason::HistoryReplaced, Reason::FeedLost].map(|reason| ("interrupted", reason.as_str()));
-    kinds.into_iter().chain(ended).chain(of_etcd())
+    kinds.into_iter().chain(ended)
 }
 
 metric_group! {
@@ -43,7 +39,7 @@ metric_group! {
         ///
         /// Useful when: it grows all the time: streams go to and fro
         handovers[to, reason]: Counter = "rangecache_watch_handovers_total",
-            from_zero = [("memory", "mirrored")].into_iter().chain(of_etcd());
+            from_zero = [("memory", "mirrored"), ("etcd", Reason::FeedLost.as_str())];
         /// Open watchers served from memory, by `mirror`
         ///
         /// Useful when: sizing

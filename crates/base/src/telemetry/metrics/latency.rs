@@ -116,12 +116,16 @@ impl TypedMetric for Latency {
 }
 
 impl EncodeMetric for Latency {
+    /// Writes nothing before the first duration: most histograms of an idle process would be twenty zeros.
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let bounds = std::iter::successors(Some(FIRST_BOUND_SECONDS), |bound| Some(bound * 2.0));
         let bounds = bounds.take(usize::from(BOUNDS)).chain([f64::INFINITY]);
         let counts = self.counts().0.into_iter();
         let buckets: Vec<_> = bounds.zip(counts).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
+        if count == 0 {
+            return Ok(());
+        }
         let sum = Duration::from_nanos(self.0.sum_nanos.load(Relaxed)).as_secs_f64();
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
