@@ -167,6 +167,12 @@ chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) r
 	$(CARGO) build --locked $(BINARIES)
 	cd tests/chart && $(GO) test -count=1 ./...
 
+# Not part of `make test`: a node's programs take ten minutes to build the first time, and the test needs root.
+.PHONY: test-node
+test-node: $(addprefix $(TOOLS_DIR)/,kube-node pause helm-4 etcd-3.7 node-packages/unpacked) rust-present ## Take the chart's static pod through its life on a true Kubernetes node, in namespaces; needs root and a Debian or Ubuntu
+	$(CARGO) build --locked $(BINARIES)
+	cd tests/node && $(GO) test -count=1 -v -timeout 30m ./...
+
 # Not part of `make test`: kube-apiserver takes minutes to build the first time.
 .PHONY: test-kube
 test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) rust-present ## Compare two real kube-apiservers on rangecache with the same on etcd, and test the chart on one
@@ -318,6 +324,16 @@ $(TOOLS_DIR)/client-patroni/installed: tests/tools/client-patroni/requirements.t
 	$(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $<
 	@touch $@
 
+# What a node has beside Kubernetes' own programs. Nothing is installed: the packages are unpacked into a folder.
+NODE_PACKAGES := containerd runc containernetworking-plugins iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12
+$(TOOLS_DIR)/node-packages/unpacked:
+	@command -v apt-get >/dev/null || { echo 'containerd and runc are taken from the packages of Debian or Ubuntu: apt-get is needed' >&2; exit 1; }
+	@rm -rf $(@D) && mkdir -p $(@D)/archives
+	cd $(@D)/archives && apt-get download $(NODE_PACKAGES)
+	@for package in $(@D)/archives/*.deb; do dpkg-deb --extract $$package $(@D) || exit 1; done
+	@rm -r $(@D)/archives
+	@touch $@
+
 .PHONY: FORCE
 FORCE:
 
@@ -334,6 +350,7 @@ go-present:
 tags_promtool := -tags=remove_all_sd
 # Without a version at build time kube-apiserver reports v0.0.0 in /version.
 ldflags_kube-apiserver := -X k8s.io/component-base/version.gitVersion=v1.37.2
+ldflags_kube-node := $(ldflags_kube-apiserver) -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
 override_etcd-3.7 := $(ETCD_3_7)
 override_etcd-3.6 := $(ETCD_3_6)
 override_etcd-3.5 := $(ETCD_3_5)

@@ -373,8 +373,9 @@ const CTL_EXAMPLES: &str = "Examples:\n  \
 /// Text above the flags of `static-pod`.
 const STATIC_POD: &str = "Install the manifest of a static pod in the folder of the kubelet, remove it, or hold: wait for SIGTERM.\n\n\
     Takes the flags of serving that the manifest has. The manifest is written after `rangecache doctor` has passed with \
-    them, and at once, so that the kubelet sees the whole text or the old one. If no process that was started afterwards is ready \
-    within --ready-timeout, by the first of --listen-metrics-urls, the manifest before it comes back.\n\n\
+    them, beside the one before it, which goes once the new pod is ready by the first of --listen-metrics-urls. If it is not \
+    within --ready-timeout, the new manifest goes, and the old pod was never touched. A pod that an apiserver of this node \
+    uses is not removed.\n\n\
     The exit code is 0 if the pod is ready or the manifest was there already, 1 if not, and 64 for misuse.";
 
 /// Text below the flags of `static-pod`.

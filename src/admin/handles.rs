@@ -36,6 +36,8 @@ pub(super) struct Handles {
     pub(super) live: LiveConfig,
     /// Name of the host.
     pub(super) host: String,
+    /// Name of the pod, if Kubernetes' downward API gives it.
+    pub(super) pod: Option<String>,
 }
 
 impl Handles {

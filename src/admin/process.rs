@@ -44,6 +44,11 @@ pub(super) fn host() -> String {
     name.trim().to_owned()
 }
 
+/// Name of the pod, which the chart takes from Kubernetes' downward API.
+pub(super) fn pod() -> Option<String> {
+    std::env::var("K8S_POD_NAME").ok().filter(|name| !name.is_empty())
+}
+
 /// Number of the line of `/proc/self/status` that begins with `name`.
 fn field(status: &str, name: &str) -> u64 {
     let mut lines = status.lines();

@@ -109,6 +109,7 @@ impl Admin {
                 reload,
                 live: live.clone(),
                 host: process::host(),
+                pod: process::pod(),
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),

@@ -128,10 +128,13 @@ async fn serve(
     config: &Config,
     settings: Vec<Setting>,
     files: Files,
-    signals: Signals,
+    mut signals: Signals,
     log_level: LogLevel,
 ) -> anyhow::Result<ExitCode> {
-    let sockets = Sockets::bind(&config.listen, files.acceptor.as_ref()).await?;
+    let sockets = tokio::select! {
+        bound = Sockets::bind(&config.listen, files.acceptor.as_ref()) => bound?,
+        signal = stop_signal(&mut signals.terminate, &mut signals.interrupt) => return Ok(stopped_by(signal)),
+    };
     let process = &files.metrics.process;
     process.set_build(env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
     panics::install(process.panics.clone());
@@ -182,6 +185,14 @@ fn start_reloads(assembly: &Assembly, log_level: LogLevel) -> ReloadHandle {
     handle
 }
 
+/// Waits for a signal that ends the process, and returns its name.
+async fn stop_signal(terminate: &mut Signal, interrupt: &mut Signal) -> &'static str {
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}
+
 fn stopped_by(signal: &'static str) -> ExitCode {
     tracing::info!(signal, "a signal ends rangecache");
     ExitCode::SUCCESS
@@ -191,8 +202,7 @@ fn stopped_by(signal: &'static str) -> ExitCode {
 async fn run_until_stopped(assembly: &Assembly, mut signals: Signals, reload: &ReloadHandle) -> ExitCode {
     loop {
         tokio::select! {
-            _ = signals.terminate.recv() => return stopped_by("SIGTERM"),
-            _ = signals.interrupt.recv() => return stopped_by("SIGINT"),
+            signal = stop_signal(&mut signals.terminate, &mut signals.interrupt) => return stopped_by(signal),
             Some(()) = signals.hangup.recv() => {
                 assembly.look_again();
                 reload.request();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use crate::config::Config;
-use rangecache_base::flags::parse_duration;
+use rangecache_base::flags::{Switch as _, parse_duration};
 
 /// Flags of `rangecache static-pod`.
 #[derive(Args, Debug, Clone)]
@@ -30,7 +30,7 @@ pub struct StaticPodConfig {
     )]
     pub manifests_dir: PathBuf,
 
-    /// File name of the manifest in that folder
+    /// File name of the manifests in that folder; the eight digits at the end of the pod's name are put before its extension
     ///
     /// When to change it: a node runs more than one
     #[arg(
@@ -55,7 +55,7 @@ pub struct StaticPodConfig {
     )]
     pub manifest: Option<String>,
 
-    /// Time for the new pod to become ready; afterwards the manifest before it comes back
+    /// Time for the new pod to become ready; afterwards its manifest is removed, and the one before it stays
     ///
     /// When to change it: the keyspace takes longer to load, or a failed update should be taken back earlier
     #[arg(
@@ -79,6 +79,12 @@ pub struct StaticPodConfig {
         help_heading = "Static pod"
     )]
     pub attempt: Option<String>,
+
+    /// Remove the pod, or move its port, although the manifest of an apiserver on this node names its listener
+    ///
+    /// When to change it: the apiserver of that manifest is gone, or may lose its etcd
+    #[arg(long, switch(), help_heading = "Static pod")]
+    pub force: bool,
 }
 
 /// Action of `rangecache static-pod`.

@@ -1,4 +1,7 @@
-//! The kubelet's folder: the manifest, and the files next to it whose names begin with a dot, which the kubelet ignores.
+//! The kubelet's folder: the manifests, and the files next to them whose names begin with a dot, which the kubelet ignores.
+//!
+//! A new manifest has a name of its own, so that the kubelet runs its pod beside the one before it. At most one is on trial
+//! (`Trial`); a file that names it is written before it, and removed after everything else.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -7,36 +10,42 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use super::flags::StaticPodConfig;
+use super::manifest::{self, Manifest};
+use rangecache_base::net::Url;
 
-/// Files of one manifest.
+/// Files of one release.
 #[derive(Debug)]
 pub(super) struct Folder {
     folder: PathBuf,
-    manifest: PathBuf,
+    /// File name of the manifests without their digits, such as `rangecache` and `.yaml`.
+    stem: String,
+    extension: String,
     /// A file that is being written.
     new: PathBuf,
-    /// The manifest before, until the new pod was ready; empty if there was none.
-    previous: PathBuf,
+    /// The file name of the manifest whose pod was not seen ready yet.
+    trial: PathBuf,
     /// The manifest that did not become ready, behind a line with the name of the attempt.
     failed: PathBuf,
+    /// Beginning of the name of a manifest that was stopped for the one on trial, before its file name.
+    stopped: String,
 }
 
-/// Change that a manifest needs.
+/// State of a manifest in the folder.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ManifestChange {
-    /// None: the manifest is in the folder, and its pod was ready.
-    None,
-    /// The manifest has been in the folder for this long, and its pod was not seen ready.
-    Unfinished {
+pub(super) enum ManifestState {
+    /// In the folder, and its pod was ready.
+    Accepted,
+    /// In the folder for this long, and its pod was not seen ready.
+    OnTrial {
         /// Time since it was written.
         since: Duration,
     },
-    /// The folder has another one, or none.
-    Needed,
+    /// Not in the folder.
+    Missing,
 }
 
 impl Folder {
-    /// The files of the manifest that `options` names.
+    /// The files of the release that `options` names.
     ///
     /// # Errors
     /// If the folder does not exist: it would not be the kubelet's.
@@ -47,13 +56,23 @@ impl Folder {
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         let hidden = |role: &str| folder.join(format!(".{name}.{role}"));
+        let (stem, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
         Ok(Folder {
             folder: folder.clone(),
-            manifest: folder.join(name),
             new: hidden("new"),
-            previous: hidden("previous"),
+            trial: hidden("trial"),
             failed: hidden("failed"),
+            stopped: format!(".{name}.stopped."),
+            stem: stem.to_owned(),
+            extension: extension.to_owned(),
         })
+    }
+
+    /// The file of `pod`'s manifest; `None` if its name is not the release's with eight hexadecimal digits behind it.
+    pub(super) fn file_of(&self, pod: &str) -> Option<PathBuf> {
+        let name = format!("{pod}{}", self.extension);
+        let is_own = manifest::is_own(&name, &self.stem, &self.extension) && pod != self.stem;
+        is_own.then(|| self.folder.join(name))
     }
 
     /// Whether `attempt` has failed with `manifest`.
@@ -61,34 +80,50 @@ impl Folder {
         Ok(read(&self.failed)? == Some(note(attempt, manifest)))
     }
 
-    /// Returns the change that `manifest` needs.
-    pub(super) fn change_to(&self, manifest: &str) -> io::Result<ManifestChange> {
-        if read(&self.manifest)?.as_deref() != Some(manifest) {
-            return Ok(ManifestChange::Needed);
+    /// Returns the state of `manifest`, whose file is `file`.
+    pub(super) fn state(&self, file: &Path, manifest: &str) -> io::Result<ManifestState> {
+        if read(file)?.as_deref() != Some(manifest) {
+            return Ok(ManifestState::Missing);
         }
-        if read(&self.previous)?.is_none() {
-            return Ok(ManifestChange::None);
+        if read(&self.trial)?.as_deref() != file_name(file) {
+            return Ok(ManifestState::Accepted);
         }
-        let written = fs::metadata(&self.manifest)?.modified()?;
+        let written = fs::metadata(file)?.modified()?;
         // A clock that was set back makes the wait longer, not shorter.
         let since = SystemTime::now().duration_since(written).unwrap_or_default();
-        Ok(ManifestChange::Unfinished { since })
+        Ok(ManifestState::OnTrial { since })
     }
 
-    /// Writes `manifest`, and keeps the one before it. If an earlier replacement was not finished, the one before that
-    /// is kept: no pod of the unfinished one was ready.
-    pub(super) fn replace(&self, manifest: &str) -> io::Result<()> {
-        if read(&self.previous)?.is_none() {
-            let current = read(&self.manifest)?.unwrap_or_default();
-            self.write(&self.previous, &current)?;
+    /// The texts of the release's manifests, but for `file`.
+    pub(super) fn others(&self, file: &Path) -> io::Result<Vec<String>> {
+        let others = self.manifests()?.into_iter().filter(|path| path != file);
+        others.filter_map(|path| read(&path).transpose()).collect()
+    }
+
+    /// Begins the trial of `manifest`, in the file `file`.
+    pub(super) fn begin(&self, file: &Path, manifest: &str) -> io::Result<()> {
+        self.write(&self.trial, file_name(file).unwrap_or_default())?;
+        self.write(file, manifest)
+    }
+
+    /// Ends the pods of all manifests but `file` until the trial has ended.
+    pub(super) fn stop_others(&self, file: &Path) -> io::Result<()> {
+        for path in self.manifests()?.into_iter().filter(|path| path != file) {
+            let hidden = format!("{}{}", self.stopped, file_name(&path).unwrap_or_default());
+            fs::rename(&path, self.folder.join(hidden)).map_err(|error| at(&path, &error))?;
         }
-        self.write(&self.manifest, manifest)
+        self.sync()
     }
 
-    /// Keeps the new manifest for good.
-    pub(super) fn accept(&self) -> io::Result<()> {
-        remove(&self.previous)?;
+    /// Keeps the manifest on trial, and no other.
+    pub(super) fn accept(&self, file: &Path) -> io::Result<()> {
+        for path in self.manifests()?.into_iter().chain(self.stopped()?) {
+            if path != file {
+                remove(&path)?;
+            }
+        }
         remove(&self.failed)?;
+        remove(&self.trial)?;
         self.sync()
     }
 
@@ -97,27 +132,78 @@ impl Folder {
         self.write(&self.failed, &note(attempt, manifest))
     }
 
-    /// Brings the manifest before back, or none if there was none. Nothing happens if that was done before.
-    pub(super) fn restore(&self) -> io::Result<()> {
-        match read(&self.previous)?.as_deref() {
-            None => return Ok(()),
-            Some("") => {
-                remove(&self.manifest)?;
-                remove(&self.previous)?;
-            }
-            Some(_) => {
-                fs::rename(&self.previous, &self.manifest).map_err(|error| at(&self.manifest, &error))?
-            }
+    /// Forgets that another manifest did not become ready.
+    pub(super) fn forget_failure(&self) -> io::Result<()> {
+        remove(&self.failed)?;
+        self.sync()
+    }
+
+    /// Ends a trial: its manifest goes, and those that were stopped for it come back. Nothing happens if there is none.
+    pub(super) fn give_up(&self) -> io::Result<()> {
+        let Some(name) = read(&self.trial)? else {
+            return Ok(());
+        };
+        if manifest::is_own(&name, &self.stem, &self.extension) {
+            remove(&self.folder.join(name))?;
+        }
+        for path in self.stopped()? {
+            let name = file_name(&path).unwrap_or_default().strip_prefix(&self.stopped);
+            let manifest = self.folder.join(name.unwrap_or_default());
+            fs::rename(&path, &manifest).map_err(|error| at(&manifest, &error))?;
+        }
+        remove(&self.trial)?;
+        self.sync()
+    }
+
+    /// Removes all files. The manifests are the first, so that a run that is interrupted has stopped the pods.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        let manifests = self.manifests()?.into_iter().chain(self.stopped()?);
+        let all = manifests.chain([self.new.clone(), self.failed.clone(), self.trial.clone()]);
+        for file in all {
+            remove(&file)?;
         }
         self.sync()
     }
 
-    /// Removes all files. The manifest is the first, so that a run that is interrupted has stopped the pod.
-    pub(super) fn remove(&self) -> io::Result<()> {
-        for file in [&self.manifest, &self.new, &self.previous, &self.failed] {
-            remove(file)?;
+    /// The first manifest in the folder, by name, whose apiserver uses one of `listeners`: its file name and the URL.
+    pub(super) fn user_of(&self, listeners: &[Url]) -> io::Result<Option<(String, Url)>> {
+        for path in self.files(|name| !name.starts_with('.'))? {
+            let Some(text) = read(&path)? else { continue };
+            if let Some(url) = manifest::uses(&text, listeners) {
+                return Ok(Some((file_name(&path).unwrap_or_default().to_owned(), url)));
+            }
         }
-        self.sync()
+        Ok(None)
+    }
+
+    /// URLs on which the release's pods listen for clients.
+    pub(super) fn client_urls(&self) -> io::Result<Vec<Url>> {
+        let texts = self.others(Path::new(""))?;
+        Ok(texts
+            .iter()
+            .flat_map(|text| Manifest(text).client_urls())
+            .collect())
+    }
+
+    fn manifests(&self) -> io::Result<Vec<PathBuf>> {
+        self.files(|name| manifest::is_own(name, &self.stem, &self.extension))
+    }
+
+    fn stopped(&self) -> io::Result<Vec<PathBuf>> {
+        self.files(|name| name.starts_with(&self.stopped))
+    }
+
+    /// The files whose names `are`, in the order of their names.
+    fn files(&self, are: impl Fn(&str) -> bool) -> io::Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&self.folder).map_err(|error| at(&self.folder, &error))? {
+            let path = entry?.path();
+            if file_name(&path).is_some_and(&are) && path.is_file() {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
     }
 
     /// Writes a file at once: the kubelet sees the whole text or the old one. Only root may read it, as kubeadm's.
@@ -141,6 +227,10 @@ impl Folder {
     fn sync(&self) -> io::Result<()> {
         File::open(&self.folder)?.sync_all()
     }
+}
+
+fn file_name(path: &Path) -> Option<&str> {
+    path.file_name().and_then(|name| name.to_str())
 }
 
 fn note(attempt: &str, manifest: &str) -> String {

@@ -3,15 +3,20 @@
 //! | file | subject |
 //! |---|---|
 //! | `flags` | flags of the command |
-//! | `folder` | the manifest, and the files next to it that the kubelet ignores |
+//! | `folder` | the manifests, and the files next to them that the kubelet ignores |
+//! | `manifest` | what the text of a manifest says |
 //! | `probe` | whether the pod that the manifest describes is ready |
 //!
-//! A manifest is written only after a check of its flags (`rangecache doctor`), and the one before it comes back if the new
-//! pod does not become ready in time. Every step leaves files from which the next run continues, so that the installer may
-//! be killed at any time. This room imports `config`, `doctor` and `net`; only `main` and `cli` import it.
+//! A manifest is written only after a check of its flags (`rangecache doctor`), under a name of its own, so that its pod
+//! runs beside the one before it, which is removed once the new one is ready, and stays if it does not become ready in time.
+//! The kubelet does not start a static pod while one of the same name ends, and waits for the apiserver before it starts the
+//! next: an apiserver that reads through the pod would be away for a minute. Only where both processes cannot share their
+//! ports the old one is stopped before the new one is ready, which waits for the ports. Every step leaves files from which the next run continues, so that the installer may be
+//! killed at any time. This room imports `config`, `doctor`, `running` and `base`; only `main` and `cli` import it.
 
 mod flags;
 mod folder;
+mod manifest;
 mod probe;
 
 use std::fmt;
@@ -25,13 +30,17 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::doctor::{self, DoctorConfig};
 use crate::report::ReportFormat;
 pub use flags::{StaticPodAction, StaticPodConfig};
-use folder::{Folder, ManifestChange};
+use folder::{Folder, ManifestState};
+use manifest::Manifest;
 use rangecache_base::net::Url;
 
 /// Interval of looks at the new pod.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of one look.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time that a kubelet has to start the new pod before the one that has its ports is stopped. Before it starts a pod it
+/// announces it to the apiserver, which takes half a minute if the apiserver has no etcd.
+const START_TIME: Duration = Duration::from_secs(10);
 
 /// Installs or removes the manifest of a static pod. The flags are valid, and those of the pod: its files must be readable here, too.
 #[must_use]
@@ -57,7 +66,7 @@ pub fn run(options: &StaticPodConfig) -> ExitCode {
             let installed = runtime.block_on(install(options, check, tell));
             installed.map_err(|error| error.to_string())
         }
-        StaticPodAction::Remove => remove(options).map_err(|error| error.to_string()),
+        StaticPodAction::Remove => remove(options, tell).map_err(|error| error.to_string()),
         StaticPodAction::Hold => runtime.block_on(hold()).map_err(|error| error.to_string()),
     };
     match done {
@@ -69,16 +78,18 @@ pub fn run(options: &StaticPodConfig) -> ExitCode {
     }
 }
 
-/// Reason why the manifest is not installed.
+/// Reason why the manifest is not installed, or not removed.
 #[derive(Debug)]
 enum InstallError {
     /// A file cannot be read or written.
     Files(io::Error),
-    /// The manifest is empty, or its pod has no address that can be asked.
-    Manifest(&'static str),
+    /// The manifest is empty, its pod has no address that can be asked, or no name of its own.
+    Manifest(String),
     /// The check of the flags failed: its report.
     Check(String),
-    /// The pod did not become ready, and the manifest before it is back: the pod's last state.
+    /// An apiserver uses a listener that would go: its manifest, and the listener.
+    InUse(String, Url),
+    /// The pod did not become ready, and the one before it stays: the new pod's last state.
     NotReady(String),
     /// An attempt of this name has failed with this manifest before.
     FailedBefore,
@@ -92,9 +103,14 @@ impl fmt::Display for InstallError {
             InstallError::Check(report) => {
                 write!(f, "{report}\nnothing was written: the check of the flags failed")
             }
+            InstallError::InUse(manifest, url) => write!(
+                f,
+                "nothing was changed: {manifest} names {url} in --etcd-servers, and its apiserver would lose its etcd; point it \
+                 at etcd first, or at the new listener, or use --force"
+            ),
             InstallError::NotReady(state) => write!(
                 f,
-                "the new pod did not become ready ({state}); the manifest before it is back"
+                "the new pod did not become ready ({state}); its manifest is removed, and the one before it is in use"
             ),
             InstallError::FailedBefore => f.write_str(
                 "this manifest did not become ready in the same attempt before; change it, or delete the installer's pod \
@@ -120,83 +136,113 @@ async fn install(
     check: impl AsyncFnOnce() -> Result<(), String>,
     tell: impl Fn(&str),
 ) -> Result<(), InstallError> {
-    let manifest = options.manifest.as_deref().unwrap_or_default();
-    if manifest.trim().is_empty() {
-        return Err(InstallError::Manifest(
-            "--manifest is empty: the kubelet would run nothing",
-        ));
+    let text = options.manifest.as_deref().unwrap_or_default();
+    if text.trim().is_empty() {
+        let reason = "--manifest is empty: the kubelet would run nothing";
+        return Err(InstallError::Manifest(reason.to_owned()));
     }
     let url = options.config.listen.metrics_urls.first();
-    let url = url.filter(|url| !url.tls).ok_or(InstallError::Manifest(
-        "the first of --listen-metrics-urls must be http://: the new pod's readiness is read there",
-    ))?;
-    let attempt = options.attempt.as_deref().unwrap_or_default();
+    let url = url.filter(|url| !url.tls).ok_or_else(|| {
+        let reason =
+            "the first of --listen-metrics-urls must be http://: the new pod's readiness is read there";
+        InstallError::Manifest(reason.to_owned())
+    })?;
     let folder = Folder::open(options)?;
-    if folder.has_failed(attempt, manifest)? {
-        // The process may have ended between the note of the failure and the return of the old manifest.
-        folder.restore()?;
+    let new = Manifest(text);
+    let pod = new.pod().unwrap_or_default();
+    let file = folder
+        .file_of(pod)
+        .ok_or_else(|| name_problem(pod, &options.manifest_name))?;
+    let attempt = options.attempt.as_deref().unwrap_or_default();
+    if folder.has_failed(attempt, text)? {
+        // The process may have ended between the note of the failure and the removal of the manifest.
+        folder.give_up()?;
         return Err(InstallError::FailedBefore);
     }
-    let since = match folder.change_to(manifest)? {
-        ManifestChange::None => {
+    let since = match folder.state(&file, text)? {
+        ManifestState::Accepted => {
+            folder.forget_failure()?;
             tell("the manifest is there already");
             return Ok(());
         }
-        ManifestChange::Unfinished { since } => {
+        ManifestState::OnTrial { since } => {
             tell("the manifest was written before, and its pod was not seen ready");
             since
         }
-        ManifestChange::Needed => {
+        ManifestState::Missing => {
+            folder.give_up()?;
             check().await.map_err(InstallError::Check)?;
             tell("the check of the flags passed");
-            folder.replace(manifest)?;
+            let going = folder.client_urls()?.into_iter();
+            let staying = new.client_urls();
+            let going: Vec<_> = going.filter(|url| !staying.contains(url)).collect();
+            refuse_in_use(options, &folder, &going)?;
+            folder.begin(&file, text)?;
             tell("wrote the manifest; waiting for its pod");
             Duration::ZERO
         }
     };
     let started = Instant::now();
-    let mut state = "not asked yet".to_owned();
-    while started.elapsed() < options.ready_timeout {
-        let looked = timeout(LOOK_TIMEOUT, look(url, since + started.elapsed())).await;
+    let others = folder.others(&file)?;
+    if !others.iter().all(|other| new.shares_ports_with(Manifest(other))) {
+        tell(
+            "the pod before it does not share its ports with the new one, and is stopped once that one waits for them",
+        );
+        sleep(START_TIME.saturating_sub(since)).await;
+        folder.stop_others(&file)?;
+    }
+    let mut state = "it was not seen".to_owned();
+    while since + started.elapsed() < options.ready_timeout {
+        let looked = timeout(LOOK_TIMEOUT, probe::look(url)).await;
         match looked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-            Ok(None) => {
-                folder.accept()?;
-                tell("the pod is ready");
-                return Ok(());
-            }
-            Ok(Some(reason)) => state = reason,
+            // The pod's name ends with that of the node.
+            Ok(seen) if seen.name.starts_with(pod) => match seen.unready {
+                None => {
+                    folder.accept(&file)?;
+                    tell("the pod is ready");
+                    return Ok(());
+                }
+                Some(reason) => state = reason,
+            },
+            // The pod before it responds at the same port.
+            Ok(_) => {}
             Err(error) => state = error.to_string(),
         }
         sleep(LOOK_INTERVAL).await;
     }
-    folder.note_failure(attempt, manifest)?;
-    folder.restore()?;
+    folder.note_failure(attempt, text)?;
+    folder.give_up()?;
     Err(InstallError::NotReady(state))
 }
 
-/// Why the pod at `url` is not a ready one that was started after a moment that lies `since` back; `None` if it is.
-async fn look(url: &Url, since: Duration) -> io::Result<Option<String>> {
-    let pod = probe::look(url).await?;
-    if !is_younger(pod.uptime, since) {
-        return Ok(Some("the pod before it is still running".to_owned()));
-    }
-    if pod.is_ready {
-        return Ok(None);
-    }
-    probe::reason(url).await.map(Some)
+fn name_problem(pod: &str, manifest_name: &str) -> InstallError {
+    let stem = manifest_name
+        .rsplit_once('.')
+        .map_or(manifest_name, |(stem, _)| stem);
+    InstallError::Manifest(format!(
+        "the manifest's metadata.name is {pod:?}: it must be {stem}- and eight hexadecimal digits that are others for each \
+         manifest (the chart takes them of its text), because the kubelet does not run two pods of one name side by side"
+    ))
 }
 
-/// Whether a process that reports `uptime` in whole seconds was started after a moment that lies `since` back.
-fn is_younger(uptime: Duration, since: Duration) -> bool {
-    uptime + Duration::from_secs(1) <= since
+/// Refuses to continue if the manifest of an apiserver on this node names one of the listeners that are `going`.
+fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, going: &[Url]) -> Result<(), InstallError> {
+    match folder.user_of(going)? {
+        Some((manifest, url)) if !options.force => Err(InstallError::InUse(manifest, url)),
+        _ => Ok(()),
+    }
 }
 
-/// Removes the manifest and the files next to it.
+/// Removes the manifests and the files next to them.
 ///
 /// # Errors
-/// If a file cannot be removed.
-fn remove(options: &StaticPodConfig) -> io::Result<()> {
-    Folder::open(options)?.remove()
+/// If an apiserver uses the pod, or a file cannot be removed.
+fn remove(options: &StaticPodConfig, tell: impl Fn(&str)) -> Result<(), InstallError> {
+    let folder = Folder::open(options)?;
+    refuse_in_use(options, &folder, &folder.client_urls()?)?;
+    folder.remove()?;
+    tell("the manifest is removed");
+    Ok(())
 }
 
 /// Waits for SIGTERM or SIGINT.

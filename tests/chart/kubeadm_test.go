@@ -102,7 +102,7 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	}
 	// The check does not see that the image is missing, so that its pod never becomes ready.
 	missing := append(slices.Clone(values), "--set", "image.tag=missing")
-	if out, err := node.install(t, missing, "4", "--ready-timeout=4s"); err == nil || !strings.Contains(out, "is back") || node.manifest(t) != before {
+	if out, err := node.install(t, missing, "4", "--ready-timeout=4s"); err == nil || !strings.Contains(out, "the one before it is in use") || node.manifest(t) != before {
 		t.Errorf("no image: %v: %s", err, out)
 	}
 	if out, err := node.install(t, missing, "4"); err == nil || !strings.Contains(out, "before; change it") || node.manifest(t) != before {
@@ -112,7 +112,7 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	if out, err := node.install(t, changed, "5"); err != nil || !strings.Contains(node.manifest(t), "--log-level=warn") {
 		t.Errorf("a change: %v: %s", err, out)
 	}
-	if names := node.names(t); !slices.Equal(names, []string{"rc-rangecache.yaml"}) {
+	if names := node.names(t); len(names) != 1 {
 		t.Errorf("the folder has %q", names)
 	}
 	awaitReady(t, fmt.Sprintf("http://127.0.0.1:%d", metrics))
@@ -132,9 +132,23 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	if out, err := etcdctl("get", "/registry/a"); err == nil {
 		t.Errorf("a client without a certificate can read %q", out)
 	}
+	manifest := filepath.Join(node.folder, "kube-apiserver.yaml")
+	must(t, manifest, os.WriteFile(manifest, fmt.Appendf(nil, "kind: List # --etcd-servers=https://127.0.0.1:%d\n", clients), 0o600))
+	for _, going := range [][]string{
+		append(slices.Clone(values), "--set", "staticPod.state=absent"),
+		append(slices.Clone(changed), "--set", fmt.Sprintf("listener.port=%d", shared.FreePort(t))),
+	} {
+		if out, err := node.install(t, going, "6"); err == nil || !strings.Contains(out, "would lose its etcd") {
+			t.Errorf("%q while an apiserver uses it: %v: %s", going, err, out)
+		}
+	}
 	text, status, err := get(fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics))
 	must(t, "metrics", err)
 	if status != http.StatusOK || !strings.Contains(text, `rangecache_range_total{outcome="hit",reason="linearizable"} 1`) {
 		t.Errorf("the read did not come from memory:\n%s", text)
+	}
+	must(t, manifest, os.Remove(manifest))
+	if out, err := node.install(t, append(values, "--set", "staticPod.state=absent"), "7"); err != nil || len(node.names(t)) != 0 {
+		t.Errorf("%v: %s, and the folder has %q", err, out, node.names(t))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,27 +34,35 @@ func newNode(t *testing.T, certificates *pki) *node {
 
 func (n *node) run() {
 	defer close(n.stopped)
-	var running *exec.Cmd
-	var text string
-	end := func() {
-		if running != nil {
-			_ = running.Process.Kill()
-			_ = running.Wait()
-			running = nil
+	// The running process of each manifest.
+	running := map[string]*exec.Cmd{}
+	texts := map[string]string{}
+	end := func(file string) {
+		if process := running[file]; process != nil {
+			_ = process.Process.Kill()
+			_ = process.Wait()
 		}
+		delete(running, file)
+		delete(texts, file)
 	}
-	defer end()
+	defer func() {
+		for file := range running {
+			end(file)
+		}
+	}()
 	for {
 		files, _ := filepath.Glob(n.folder + "/[^.]*")
-		found := ""
+		for file := range texts {
+			if !slices.Contains(files, file) {
+				end(file)
+			}
+		}
 		for _, file := range files {
 			content, _ := os.ReadFile(file)
-			found = string(content)
-		}
-		if found != text {
-			end()
-			text = found
-			running = n.start(text)
+			if text := string(content); text != texts[file] {
+				end(file)
+				texts[file], running[file] = text, n.start(text)
+			}
 		}
 		select {
 		case <-n.stop:
@@ -70,6 +79,7 @@ func (n *node) start(manifest string) *exec.Cmd {
 		return nil
 	}
 	command := exec.Command(rangecacheBinary(), n.local(pod.Spec.Containers[0].Args, pod.Spec)...)
+	command.Env = append(os.Environ(), "K8S_POD_NAME="+pod.Name+"-node1")
 	command.Stderr = os.Stderr
 	if command.Start() != nil {
 		return nil
@@ -101,7 +111,7 @@ func (n *node) local(args []string, spec corev1.PodSpec) []string {
 	return local
 }
 
-// install runs the installer's init container for the values as a kubelet does.
+// install runs the installer's init container for the values as a kubelet does; to remove, too.
 func (n *node) install(t *testing.T, values []string, attempt string, more ...string) (string, error) {
 	t.Helper()
 	spec := render(t, values...).daemonSet.Spec.Template.Spec
@@ -124,9 +134,15 @@ func (n *node) names(t *testing.T) (names []string) {
 	return names
 }
 
+// manifest returns the text of rangecache's manifest, which must be the only one.
 func (n *node) manifest(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile(n.folder + "/rc-rangecache.yaml")
+	files, err := filepath.Glob(n.folder + "/rc-rangecache*.yaml")
+	must(t, n.folder, err)
+	if len(files) != 1 || digits.FindString(files[0]) == "" {
+		t.Fatalf("the manifests are %q", files)
+	}
+	text, err := os.ReadFile(files[0])
 	must(t, n.folder, err)
 	return string(text)
 }

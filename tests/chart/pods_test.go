@@ -113,7 +113,8 @@ func TestStaticPodsReferToNoObjects(t *testing.T) {
 			}
 		}
 		for _, variable := range spec.Containers[0].Env {
-			if variable.ValueFrom != nil {
+			// The kubelet knows the pod's own fields.
+			if variable.ValueFrom != nil && variable.ValueFrom.FieldRef == nil {
 				t.Errorf("%s: variable %s is not plain", mode, variable.Name)
 			}
 		}
@@ -342,9 +343,12 @@ func TestProbesAndStops(t *testing.T) {
 				t.Errorf("%s probes %q", mode, probe.HTTPGet.Host)
 			}
 		}
-		if container.Lifecycle != nil || container.ReadinessProbe.HTTPGet.Path != "/readyz" || container.StartupProbe.HTTPGet.Path != "/livez" {
+		if container.ReadinessProbe.HTTPGet.Path != "/readyz" || container.StartupProbe.HTTPGet.Path != "/livez" {
 			t.Errorf("%s: %v", mode, container.ReadinessProbe)
 		}
+	}
+	if renderMode(t, "daemonset").proxy.Spec.Containers[0].Lifecycle != nil {
+		t.Error("the pod of a DaemonSet must end at once: the next one waits for it")
 	}
 	// The installer's readiness is that of its node's rangecache, so that a rollout waits for it.
 	installer := renderMode(t, "static-pod").daemonSet
@@ -516,6 +520,40 @@ func TestControlPlaneIsFoundByItsLabel(t *testing.T) {
 	}
 }
 
+// TestStaticPodsOverlap checks what two static pods need to run side by side, so that the apiserver is never without its etcd
+// while one replaces the other, and what the kubelet needs to rank them.
+func TestStaticPodsOverlap(t *testing.T) {
+	name := func(pod *corev1.PodTemplateSpec) string {
+		return strings.TrimSuffix(pod.Name, digits.FindString(pod.Name))
+	}
+	for _, mode := range []string{"static-pod", "static-pod-manifest"} {
+		pod, again, changed := renderMode(t, mode).proxy, renderMode(t, mode).proxy, renderMode(t, mode, "--set", "log.level=warn").proxy
+		if name(pod) != "rc-rangecache" || pod.Name != again.Name || pod.Name == changed.Name || name(changed) != name(pod) {
+			t.Errorf("%s: names %s, %s and %s", mode, pod.Name, again.Name, changed.Name)
+		}
+		container := pod.Spec.Containers[0]
+		if !slices.Contains(container.Args, "--socket-reuse-port") || len(container.Ports) != 0 {
+			t.Errorf("%s cannot listen beside the pod before it: %q, %v", mode, container.Args, container.Ports)
+		}
+		if container.Lifecycle.PreStop.Sleep.Seconds != 5 || *pod.Spec.TerminationGracePeriodSeconds != 10+5+5 {
+			t.Errorf("%s: the pod before it ends at once: %v", mode, container.Lifecycle)
+		}
+		if names := container.Env[0]; names.Name != "K8S_POD_NAME" || names.ValueFrom.FieldRef.FieldPath != "metadata.name" {
+			t.Errorf("%s: the installer could not tell the pods apart: %v", mode, names)
+		}
+		if priority := pod.Spec.Priority; priority == nil || *priority != 2000001000 || pod.Spec.PriorityClassName != "system-node-critical" {
+			t.Errorf("%s: priority %v", mode, priority)
+		}
+	}
+	if pod := renderMode(t, "daemonset").proxy.Spec; pod.Priority != nil || slices.Contains(pod.Containers[0].Args, "--socket-reuse-port") {
+		t.Errorf("a pod that the apiserver admits has its priority from its class: %v", pod)
+	}
+	// A Service finds the metrics although the pod names no port.
+	if port := renderMode(t, "static-pod").services["rc-rangecache-metrics"].Spec.Ports[0].TargetPort; port.IntValue() != 23791 {
+		t.Errorf("metrics at %v", port)
+	}
+}
+
 // TestInstallerRunsTheImageAlone checks that the installer runs the static pod's image with the static pod's flags, environment and
 // files, that nothing but its init container may write to the kubelet's folder, and that no container sees a CA's key.
 func TestInstallerRunsTheImageAlone(t *testing.T) {
@@ -524,7 +562,7 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 		{"--set", "image.digest=" + digest},
 		{"--set", "image.digest=" + digest, "--set", "security.runAsUser=65532", "--set", "extraEnv[0].name=RANGECACHE_SHADOW", "--set-string", "extraEnv[0].value=0.5"},
 	} {
-		o := renderMode(t, "static-pod", args...)
+		o := renderMode(t, "static-pod", append(args, "--set", "staticPod.force=true,staticPod.readyTimeout=3m")...)
 		pod, static := o.daemonSet.Spec.Template.Spec, o.proxy.Spec.Containers[0]
 		install, hold := pod.InitContainers[0], pod.Containers[0]
 		if len(pod.InitContainers) != 1 || len(pod.Containers) != 1 {
@@ -535,7 +573,7 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 				t.Errorf("%s runs %s %q", container.Name, container.Image, container.Command)
 			}
 		}
-		if own := []string{"static-pod", "install", "--manifests-dir=/manifests", "--manifest-name=rc-rangecache.yaml"}; !slices.Equal(install.Args, append(own, static.Args...)) {
+		if own := []string{"static-pod", "install", "--manifests-dir=/manifests", "--manifest-name=rc-rangecache.yaml", "--force", "--ready-timeout=3m"}; !slices.Equal(install.Args, append(own, static.Args...)) {
 			t.Errorf("%q", install.Args)
 		}
 		for name, value := range environment(static) {
@@ -563,7 +601,7 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 		}
 	}
 	absent := renderMode(t, "static-pod-absent").daemonSet.Spec.Template.Spec
-	if install := absent.InitContainers[0]; !slices.Equal(install.Args[:2], []string{"static-pod", "remove"}) || len(install.Env) != 0 {
+	if install := absent.InitContainers[0]; !slices.Equal(install.Args, []string{"static-pod", "remove", "--manifests-dir=/manifests", "--manifest-name=rc-rangecache.yaml"}) || len(install.Env) != 0 {
 		t.Errorf("%q", install.Args)
 	}
 }

@@ -288,13 +288,13 @@ async fn port_in_use_is_named_in_the_error() {
 /// The unix sockets of a start that fails later, here at the last listener, are removed.
 #[tokio::test]
 async fn failed_start_leaves_no_unix_socket() {
-    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let taken = format!("http://{}", taken.local_addr().expect("an address"));
+    // An address of documentation, which is no host's.
+    let elsewhere = "http://192.0.2.1:1";
     let dir = TempDir::with_prefix("rangecache-start-").expect("a folder");
     let path = dir.path().join("socket");
     let url = format!("unix://{}", path.display());
     for more in [&[][..], &["--socket-reuse-port"]] {
-        let listen = ["--listen-client-urls", &url, "--listen-metrics-urls", &taken];
+        let listen = ["--listen-client-urls", &url, "--listen-metrics-urls", elsewhere];
         let output = run(&[&listen[..], more].concat(), &[]).await;
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let left: Vec<_> = std::fs::read_dir(dir.path()).expect("the folder").collect();

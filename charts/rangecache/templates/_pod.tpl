@@ -27,8 +27,14 @@ dnsPolicy: Default
 {{- end }}
 {{- with default (ternary "" "system-node-critical" $deployment) .Values.priorityClassName }}
 priorityClassName: {{ . }}
+{{- if $static }}
+# The kubelet reads no classes.
+priority: {{ get (dict "system-node-critical" 2000001000 "system-cluster-critical" 2000000000) . | required (printf "priorityClassName: a static pod's is system-node-critical or system-cluster-critical, because the kubelet knows no other; not %s" .) | int64 }}
 {{- end }}
-terminationGracePeriodSeconds: {{ add .Values.shutdown.timeoutSeconds (ternary .Values.shutdown.preStopSeconds 0 $deployment) 5 }}
+{{- end }}
+{{- /* A pod of a DaemonSet is replaced only when it has ended. */ -}}
+{{- $preStop := ternary 0 .Values.shutdown.preStopSeconds (eq .Values.mode "daemonset") }}
+terminationGracePeriodSeconds: {{ add .Values.shutdown.timeoutSeconds $preStop 5 }}
 securityContext:
   runAsNonRoot: {{ ne $user 0 }}
   runAsUser: {{ $user }}
@@ -44,11 +50,13 @@ containers:
     image: {{ include "rangecache.image" . | quote }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     args:
-      {{- include "rangecache.args" . | nindent 6 }}
-    {{- with concat (include "rangecache.tracingEnv" . | fromYamlArray) .Values.extraEnv }}
+      {{- include "rangecache.args" . | trim | nindent 6 }}
+    {{- with concat (include "rangecache.env" . | fromYamlArray) .Values.extraEnv }}
     env:
       {{- toYaml . | nindent 6 }}
     {{- end }}
+    {{- /* In the host's network they would be ports of the host, which the kubelet gives to one pod only: two run side by side while one replaces the other. */ -}}
+    {{- if not $static }}
     ports:
       - name: client
         containerPort: {{ .Values.listener.port }}
@@ -58,11 +66,12 @@ containers:
       {{- end }}
       - name: metrics
         containerPort: {{ .Values.metrics.port }}
-    {{- if and $deployment .Values.shutdown.preStopSeconds }}
+    {{- end }}
+    {{- with $preStop }}
     lifecycle:
       preStop:
         sleep:
-          seconds: {{ .Values.shutdown.preStopSeconds }}
+          seconds: {{ . }}
     {{- end }}
     # Loading a large keyspace may take long: ten minutes.
     startupProbe:
@@ -156,10 +165,12 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- concat $volumes .Values.extraVolumes | toYaml -}}
 {{- end -}}
 
-{{- /* OpenTelemetry's variables for tracing.*, as a list. */ -}}
-{{- define "rangecache.tracingEnv" -}}
-{{- with .Values.tracing -}}
-{{- if .endpoint -}}
+{{- /* The pod's name, which its status tells, and OpenTelemetry's variables for tracing.*, as a list. */ -}}
+{{- define "rangecache.env" -}}
+- name: K8S_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+{{- with .Values.tracing }}
+{{- if .endpoint }}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ .endpoint | quote }}
 - name: OTEL_EXPORTER_OTLP_PROTOCOL
@@ -168,16 +179,12 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
   value: parentbased_traceidratio
 - name: OTEL_TRACES_SAMPLER_ARG
   value: {{ .sampleRatio | quote }}
-- name: K8S_POD_NAME
-  valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: K8S_NAMESPACE_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
 - name: K8S_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-{{- else -}}
-[]
-{{- end -}}
-{{- end -}}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- /* The kubelet runs a static pod without the apiserver, so that it refuses references to objects. */ -}}
@@ -335,7 +342,14 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 - --access-log-keys={{ .keys }}
 {{- end }}
 {{- end }}
+{{- if eq .Values.mode "static-pod" }}
+# The next pod listens before this one ends.
+- --socket-reuse-port
+{{- end }}
 {{- range .Values.extraArgs }}
+{{- if and (eq $.Values.mode "static-pod") (regexMatch "^--(socket-reuse-port|reuse-port|manifests-dir|manifest-name|manifest|ready-timeout|attempt|force)(=|$)" .) }}
+{{- fail (printf "extraArgs: %s is given by the chart in mode static-pod, or is no flag of a server; see staticPod" .) }}
+{{- end }}
 - {{ . | quote }}
 {{- end }}
 {{- end -}}

@@ -15,6 +15,7 @@ pub(super) fn process(status: &Status) -> Markup {
     let figures = html! {
         dl.pairs {
             (pair("host", &status.host))
+            @if let Some(pod) = &status.pod { (pair("pod", pod)) }
             (pair("process", &process.pid.to_string()))
             (pair("CPU time", &format!("{:.1} s", process.cpu_seconds)))
             (pair("memory", &bytes(process.resident_bytes)))

@@ -160,6 +160,7 @@ mod tests {
             at: "2026-01-01T12:34:56Z".to_owned(),
             uptime_seconds: 61,
             host: "node-1".to_owned(),
+            pod: None,
             client_urls: vec!["http://127.0.0.1:23790".to_owned()],
             process: ProcessStatus::default(),
             certificates: vec![CertificateStatus {

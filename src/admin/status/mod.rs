@@ -73,6 +73,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         uptime_seconds: now.duration_since(handles.started).as_secs(),
         host: handles.host.clone(),
+        pod: handles.pod.clone(),
         client_urls: handles
             .live
             .load()

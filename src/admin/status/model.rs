@@ -24,6 +24,8 @@ pub(crate) struct Status {
     pub(crate) uptime_seconds: u64,
     /// Name of the host; in a pod, the pod's.
     pub(crate) host: String,
+    /// Name of the pod, from `K8S_POD_NAME`.
+    pub(crate) pod: Option<String>,
     /// URLs for clients.
     pub(crate) client_urls: Vec<String>,
     pub(crate) process: ProcessStatus,

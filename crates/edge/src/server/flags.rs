@@ -102,7 +102,7 @@ pub struct ListenConfig {
     pub unix_socket_mode: u32,
 
     /// Share the ports with other processes (SO_REUSEPORT) and replace unix sockets, so that the next rangecache can
-    /// take over before this one stops
+    /// take over before this one stops. A port that another process does not share is waited for, up to a minute
     ///
     /// When to change it: restarts without a failed call (docs/operations.md#restart-without-a-failed-call)
     #[arg(long = "socket-reuse-port", visible_alias = "reuse-port", switch())]

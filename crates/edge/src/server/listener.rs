@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio::time::{Instant, sleep};
 use tokio_util::either::Either;
 
 use super::unix::{self, SocketFile};
@@ -20,6 +21,12 @@ use rangecache_base::simulated;
 const BACKLOG: u32 = 4096;
 /// Pause after `accept` failed because the system had no file descriptor or memory left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Time for a process that does not share its port to end. A kubelet starts a container that ended again after ten
+/// seconds, twenty, and so on.
+const PORT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Interval at which such a port is tried.
+const PORT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A bound TCP port or unix socket.
 #[derive(Debug)]
@@ -44,7 +51,7 @@ impl Listener {
     /// Binds `url`; connections use `tls` if the URL is one with TLS. A unix socket's file gets `unix_socket_mode`; a
     /// stale socket file is replaced. With `reuse_port` a TCP port may be bound by other processes at the same time
     /// (SO_REUSEPORT), and a unix socket takes over the name of another process's socket, which keeps serving the
-    /// connections that it has.
+    /// connections that it has. A port that another process does not share is waited for, because that process is to end.
     ///
     /// # Errors
     /// The system's.
@@ -70,7 +77,11 @@ impl Listener {
         let mut file = None;
         let (socket, address) = match &url.address {
             Address::Tcp { host, port } => {
-                let listener = bind_tcp(host, *port, reuse_port).await?;
+                let listener = if reuse_port {
+                    bind_when_free(host, *port).await?
+                } else {
+                    bind_tcp(host, *port, false).await?
+                };
                 let (host, port) = (host.clone(), listener.local_addr()?.port());
                 (Socket::Tcp(listener), Address::Tcp { host, port })
             }
@@ -159,6 +170,28 @@ fn is_exhausted(error: &io::Error) -> bool {
     )
 }
 
+/// Binds a port that is shared with the processes that share it, and waits until it is free of others.
+async fn bind_when_free(host: &str, port: u16) -> io::Result<TcpListener> {
+    let started = Instant::now();
+    let mut is_waiting = false;
+    loop {
+        match bind_tcp(host, port, true).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < PORT_TIMEOUT => {
+                if !std::mem::replace(&mut is_waiting, true) {
+                    tracing::warn!(
+                        host,
+                        port,
+                        seconds = PORT_TIMEOUT.as_secs(),
+                        "another process has the port and does not share it; waiting until it ends"
+                    );
+                }
+                sleep(PORT_INTERVAL).await;
+            }
+            bound => return bound,
+        }
+    }
+}
+
 /// Binds a port. With `reuse_port` other processes may have bound it as well: the kernel gives each new connection to one
 /// of them.
 async fn bind_tcp(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
@@ -208,6 +241,24 @@ mod tests {
 
     async fn bind_unix(path: &Path) -> Listener {
         bind(&format!("unix://{}", path.display()), false).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn port_that_is_not_shared_is_waited_for() {
+        let alone = bind("http://127.0.0.1:0", false).await.unwrap();
+        let url = format!("http://127.0.0.1:{}", port(&alone));
+        let refused = bind(&url, false).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        let mut waiting = Box::pin(bind(&url, true));
+        let early = tokio::time::timeout(5 * PORT_INTERVAL, &mut waiting).await;
+        assert!(early.is_err(), "{early:?}");
+        drop(alone);
+        let next = waiting.await.unwrap();
+        assert_eq!(
+            port(&next),
+            port(&bind(&url, true).await.unwrap()),
+            "it is shared"
+        );
     }
 
     #[tokio::test]

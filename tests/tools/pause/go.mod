@@ -1,0 +1,3 @@
+module rangecache.test/pause
+
+go 1.26.0
