@@ -1,4 +1,4 @@
-//! HTTP for operators and probes: `/livez`, `/readyz`, `/metrics`, the page at `/`, its data as JSON at `/status`, and
+//! HTTP for operators and probes: `/livez`, `/readyz`, `/servez`, `/metrics`, the page at `/`, its data as JSON at `/status`, and
 //! all clients as JSON at `/clients`. `POST /reload` reloads the flags.
 //!
 //! | file | subject |

@@ -1,4 +1,4 @@
-//! `/readyz`: readiness, and why reads are forwarded.
+//! `/readyz`: readiness, and why reads are forwarded; `/servez`: whether new clients are served at all.
 
 use std::fmt::Write;
 
@@ -15,6 +15,18 @@ pub(super) fn is_ready(handles: &Handles) -> bool {
             .mirrors
             .awaited()
             .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
+}
+
+/// Why new clients should go to another instance: they would get errors from this one. A mirror that is cold is no reason, because its
+/// reads are forwarded.
+pub(super) fn cannot_serve(handles: &Handles) -> Option<&'static str> {
+    if handles.draining.is_cancelled() {
+        Some("draining\n")
+    } else if handles.upstream.is_silent() && !handles.mirrors.serve_stale() {
+        Some("no member of etcd answers\n")
+    } else {
+        None
+    }
 }
 
 /// Returns one line per reason to forward reads, and one per mirror.

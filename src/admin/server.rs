@@ -196,13 +196,16 @@ impl Admin {
         let page = match request.uri().path() {
             "/livez" => return text(StatusCode::OK, TEXT, "ok\n"),
             "/readyz" => {
-                let status = if readiness::is_ready(handles) {
-                    StatusCode::OK
-                } else {
-                    StatusCode::SERVICE_UNAVAILABLE
-                };
                 let lines = self.renderings.count(readiness::describe(handles));
-                return text(status, TEXT, lines);
+                return text(status_of_probe(readiness::is_ready(handles)), TEXT, lines);
+            }
+            "/servez" => {
+                let problem = readiness::cannot_serve(handles);
+                return text(
+                    status_of_probe(problem.is_none()),
+                    TEXT,
+                    problem.unwrap_or("ok\n"),
+                );
             }
             "/page.css" => return text(StatusCode::OK, CSS, page::CSS),
             "/page.js" => return text(StatusCode::OK, JAVASCRIPT, page::JS),
@@ -213,7 +216,8 @@ impl Admin {
             "/status" => RenderedPage::Status,
             "/clients" => RenderedPage::Clients,
             _ => {
-                let paths = "not found; paths are /, /status, /clients, /livez, /readyz and /metrics\n";
+                let paths =
+                    "not found; paths are /, /status, /clients, /livez, /readyz, /servez and /metrics\n";
                 return text(StatusCode::NOT_FOUND, TEXT, paths);
             }
         };
@@ -267,9 +271,17 @@ impl RenderedPage {
     }
 }
 
+fn status_of_probe(is_good: bool) -> StatusCode {
+    if is_good {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    }
+}
+
 /// Whether a probe of the kubelet asks for this path.
 fn is_probe(path: &str) -> bool {
-    ["/livez", "/readyz"].contains(&path)
+    ["/livez", "/readyz", "/servez"].contains(&path)
 }
 
 /// Whether a method changes nothing; no other is served.

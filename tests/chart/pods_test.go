@@ -327,7 +327,7 @@ func TestProbesAndStops(t *testing.T) {
 	if p := container.StartupProbe.HTTPGet; p.Path != "/readyz" || p.Host != "" || p.Port.IntValue() != 23791 {
 		t.Errorf("start: %v", p)
 	}
-	if container.ReadinessProbe.HTTPGet.Path != "/livez" || container.LivenessProbe.HTTPGet.Path != "/livez" {
+	if container.ReadinessProbe.HTTPGet.Path != "/servez" || container.LivenessProbe.HTTPGet.Path != "/livez" {
 		t.Error("a Deployment's pod that is cold for a while must stay in the Service")
 	}
 	if grace := *renderMode(t, "deployment").proxy.Spec.TerminationGracePeriodSeconds; grace != 10+5+5 || container.Lifecycle.PreStop.Sleep.Seconds != 5 {

@@ -225,7 +225,7 @@ func (m *machine) point(t *testing.T, servers string) {
 
 // apiserver returns why the apiserver that reads from servers is not ready.
 func (m *machine) apiserver(servers string) error {
-	if _, err := m.try("pgrep", "-f", "^kube-apiserver .*--etcd-servers="+servers); err != nil {
+	if _, err := m.try("pgrep", "-f", "^kube-apiserver .*--etcd-servers="+servers+"( |$)"); err != nil {
 		return err
 	}
 	_, err := m.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(context.Background()).Raw()

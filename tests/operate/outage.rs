@@ -125,3 +125,38 @@ async fn calls_that_etcd_cannot_answer_are_counted_as_failed() {
         assert!(causes.iter().any(|cause| line["reason"] == *cause), "{line}");
     }
 }
+
+/// A Service sends no new clients to an instance that no member of etcd answers; one with `--serve-stale` has responses for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instance_that_no_member_answers_serves_no_new_clients() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let alone = Rangecache::before(&etcd).start().await;
+    let stale = Rangecache::before(&etcd)
+        .with("--serve-stale", "1h")
+        .start()
+        .await;
+    let servez = async |of: &Rangecache| of.admin("/servez").await;
+    assert_eq!(servez(&alone).await.status, 200);
+    etcd.stop();
+    until(SOON, "the loss is seen", async || {
+        (servez(&alone).await.status == 503).then_some(())
+    })
+    .await;
+    assert_eq!(servez(&alone).await.body, "no member of etcd answers\n");
+    until(SOON, "the other one has seen it, too", async || {
+        let healthy = stale.metrics().await.sum("rangecache_endpoint_healthy");
+        (healthy == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(servez(&stale).await.status, 200);
+    assert_eq!(
+        alone.admin("/livez").await.status,
+        200,
+        "a restart would not help"
+    );
+    etcd.restart().await;
+    until(SOON, "etcd is back", async || {
+        (servez(&alone).await.status == 200).then_some(())
+    })
+    .await;
+}

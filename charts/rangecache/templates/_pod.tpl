@@ -78,10 +78,10 @@ containers:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/readyz" "/livez" (and $deployment .Values.deployment.waitForWarmth))) | nindent 6 }}
       periodSeconds: 2
       failureThreshold: 300
-    # A cold rangecache still forwards, so a cold pod must stay in its Service. The readiness of pods in the host's
-    # network routes no traffic and therefore shows whether the mirrors are warm.
+    # A cold rangecache still forwards, so a cold pod must stay in its Service; one that no member of etcd answers must not. The
+    # readiness of pods in the host's network routes no traffic and therefore shows whether the mirrors are warm.
     readinessProbe:
-      {{- include "rangecache.probe" (dict "root" . "path" (ternary "/livez" "/readyz" $deployment)) | nindent 6 }}
+      {{- include "rangecache.probe" (dict "root" . "path" (ternary "/servez" "/readyz" $deployment)) | nindent 6 }}
       periodSeconds: 5
       timeoutSeconds: 3
     livenessProbe:

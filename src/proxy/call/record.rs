@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
 use super::access::AccessCall;
@@ -16,7 +16,7 @@ use super::spans::{CreateSpans, Trace};
 use crate::proxy::metrics::ProxyTelemetry;
 use etcd_store::cache::{RangeQuery, Rope};
 use etcd_wire::grpc::Status;
-use etcd_wire::grpc::metadata::AGE_MILLIS;
+use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME, asks_for_outcome};
 use etcd_wire::grpc::status::grpc_code;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
@@ -66,6 +66,8 @@ pub(in crate::proxy) struct CallRecord {
     pub(in crate::proxy) keys: u64,
     /// Whether a read may return a whole range.
     pub(in crate::proxy) is_list: bool,
+    /// Whether the client asks what answers a read.
+    explains: bool,
     /// Age of a response from the last view, while no member of etcd answers.
     pub(in crate::proxy) stale_age: Option<Duration>,
     /// Time until the head of the response, once a read is counted.
@@ -88,6 +90,7 @@ impl CallRecord {
     ) -> CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
         let mut record = CallRecord::new(telemetry, client, arrived);
+        record.explains = asks_for_outcome(request.headers());
         record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
         record.trace = Trace::begin(&telemetry.tracer, head, request);
         if let Some(access) = &mut record.access {
@@ -119,6 +122,7 @@ impl CallRecord {
             revisions: Revisions::default(),
             keys: 0,
             is_list: false,
+            explains: false,
             stale_age: None,
             first_byte: None,
             ended: None,
@@ -294,6 +298,7 @@ impl CallRecord {
             Some(kind) => {
                 self.client.record_read(self.outcome, self.is_list);
                 self.count_read(kind, mirror);
+                self.explain(response);
             }
             None => {
                 if let Some(outcome) = ended {
@@ -314,6 +319,17 @@ impl CallRecord {
             access.begin_response(response.status());
         }
         self.record_status(response.headers());
+    }
+
+    /// Adds what answers a read to its response, if the client asks for it.
+    fn explain<B>(&self, response: &mut Response<B>) {
+        if self.explains {
+            let (outcome, reason) = self.outcome.labels();
+            // Labels are of letters and underscores.
+            if let Ok(value) = HeaderValue::try_from(format!("{outcome}; {reason}")) {
+                response.headers_mut().insert(OUTCOME, value);
+            }
+        }
     }
 
     /// Records that etcd has reset the call's stream before a response.

@@ -94,3 +94,44 @@ async fn bypass_header_is_not_forwarded() {
         assert!(!headers.contains_key(BYPASS), "{path}: {headers:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_asks_is_told_what_answered() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    fill(&etcd.client().await, 10, 20).await;
+    let rangecache = start(&etcd, &[("--no-cache-prefix", "elsewhere")]).await;
+    let through = rangecache.client().await;
+    let asking = through.with_metadata("rangecache-explain", "true");
+    let around = asking.with_metadata(BYPASS, "true");
+    let elsewhere = RangeRequest::one("elsewhere");
+    for (client, request, outcome) in [
+        (&asking, RangeRequest::one(key(7)), Some("; linearizable")),
+        (
+            &asking,
+            RangeRequest {
+                serializable: true,
+                ..list()
+            },
+            Some("hit; serializable"),
+        ),
+        (&around, list(), Some("forwarded; bypass")),
+        (&through, list(), None),
+        (&through.with_metadata("rangecache-explain", "no"), list(), None),
+        (&asking, elsewhere, Some("; not_mirrored")),
+    ] {
+        for path in [RANGE, RANGE_STREAM] {
+            let reply = client.raw(path, &request.encode_to_vec()).await.expect("a reply");
+            let told = reply
+                .headers
+                .get("rangecache-outcome")
+                .map(|value| value.to_str().unwrap());
+            assert!(
+                match (told, outcome) {
+                    (Some(told), Some(outcome)) => told.ends_with(outcome),
+                    (told, outcome) => told == outcome,
+                },
+                "{path}: {told:?}, not {outcome:?}"
+            );
+        }
+    }
+}

@@ -18,9 +18,13 @@ pub const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 pub const OWN_PREFIX: &str = "rangecache-";
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
+/// Metadata with which a client asks what answered its read, and its value.
+const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 
 /// Names of metadata that address rangecache, and are not forwarded.
-const OWN_METADATA: [&str; 3] = [BYPASS.0, MIN_REVISION, MAX_STALENESS];
+const OWN_METADATA: [&str; 4] = [BYPASS.0, EXPLAIN.0, MIN_REVISION, MAX_STALENESS];
+/// Metadata of a response to a read that asked for it: its outcome and reason, such as `hit; linearizable`.
+pub const OUTCOME: HeaderName = HeaderName::from_static("rangecache-outcome");
 /// Metadata of a stale response: its age in milliseconds.
 pub const AGE_MILLIS: HeaderName = HeaderName::from_static("rangecache-age-ms");
 
@@ -82,6 +86,13 @@ impl CallMetadata {
             content_type: HeaderValue::from_static(content_type),
         })
     }
+}
+
+/// Whether a client asks in these headers what answers its read.
+#[must_use]
+pub fn asks_for_outcome(headers: &HeaderMap) -> bool {
+    let asked = headers.get(EXPLAIN.0);
+    asked.is_some_and(|value| value.as_bytes() == EXPLAIN.1)
 }
 
 /// Removes the metadata that addresses rangecache: etcd does not know it.
