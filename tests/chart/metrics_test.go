@@ -109,15 +109,25 @@ func alerts(t *testing.T) []rule {
 	return file.Groups[0].Rules
 }
 
+// panel is a panel of the dashboard, or a row, which holds its panels while it is collapsed.
+type panel struct {
+	ID          int    `json:"id"`
+	Type        string `json:"type"`
+	Title       string `json:"title"`
+	Description string `json:"description"`
+	Collapsed   bool   `json:"collapsed"`
+	GridPos     struct{ X, Y, W, H int }
+	Targets     []struct {
+		Expr string `json:"expr"`
+	} `json:"targets"`
+	Panels []panel `json:"panels"`
+}
+
 // dashboardExprs returns the queries of all panels, and of the annotations behind them, with Grafana's variables replaced.
 func dashboardExprs(t *testing.T) []string {
 	t.Helper()
 	var dashboard struct {
-		Panels []struct {
-			Targets []struct {
-				Expr string `json:"expr"`
-			} `json:"targets"`
-		} `json:"panels"`
+		Panels      []panel `json:"panels"`
 		Annotations struct {
 			List []struct {
 				Expr string `json:"expr"`
@@ -127,9 +137,11 @@ func dashboardExprs(t *testing.T) []string {
 	must(t, dashboardFile, json.Unmarshal([]byte(read(t, dashboardFile)), &dashboard))
 	replacer := strings.NewReplacer("$__rate_interval", "5m", "$cluster", ".*", "$namespace", ".*", "$job", ".*", "$instance", ".*")
 	var exprs []string
-	for _, panel := range dashboard.Panels {
-		for _, target := range panel.Targets {
-			exprs = append(exprs, replacer.Replace(target.Expr))
+	for _, outer := range dashboard.Panels {
+		for _, panel := range append([]panel{outer}, outer.Panels...) {
+			for _, target := range panel.Targets {
+				exprs = append(exprs, replacer.Replace(target.Expr))
+			}
 		}
 	}
 	if len(dashboard.Annotations.List) == 0 {
@@ -328,26 +340,46 @@ func TestDashboard(t *testing.T) {
 		t.Error("the ConfigMap's dashboard is not the file's")
 	}
 	var dashboard struct {
-		Panels []struct {
-			ID          int    `json:"id"`
-			Type        string `json:"type"`
-			Title       string `json:"title"`
-			Description string `json:"description"`
-			GridPos     struct{ X, Y, W, H int }
-		} `json:"panels"`
+		Panels []panel `json:"panels"`
+		Links  []struct {
+			URL string `json:"url"`
+		} `json:"links"`
 	}
 	must(t, dashboardFile, json.Unmarshal([]byte(read(t, dashboardFile)), &dashboard))
 	ids := map[int]bool{}
-	for i, panel := range dashboard.Panels {
-		if ids[panel.ID] || panel.Title == "" || (panel.Type != "row" && panel.Description == "") {
-			t.Errorf("panel %d %q: its id is not unique, or it has no description", panel.ID, panel.Title)
+	// What is laid out on one canvas: the rows with the open panels, and the panels of each collapsed row.
+	canvases := [][]panel{dashboard.Panels}
+	open := 0
+	for _, panel := range dashboard.Panels {
+		if panel.Type != "row" {
+			open++
+		} else if panel.Collapsed {
+			canvases = append(canvases, panel.Panels)
 		}
-		ids[panel.ID] = true
-		for _, other := range dashboard.Panels[:i] {
-			a, b := panel.GridPos, other.GridPos
-			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
-				t.Errorf("%q overlaps %q", panel.Title, other.Title)
+	}
+	if open != 8 {
+		t.Errorf("%d panels are open, which is more or less than a screen", open)
+	}
+	for _, canvas := range canvases {
+		for i, panel := range canvas {
+			if ids[panel.ID] || panel.Title == "" || (panel.Type != "row" && panel.Description == "") {
+				t.Errorf("panel %d %q: its id is not unique, or it has no description", panel.ID, panel.Title)
+			}
+			ids[panel.ID] = true
+			for _, other := range canvas[:i] {
+				a, b := panel.GridPos, other.GridPos
+				if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
+					t.Errorf("%q overlaps %q", panel.Title, other.Title)
+				}
 			}
 		}
+	}
+	for _, link := range dashboard.Links {
+		if _, page, found := strings.Cut(link.URL, "/blob/main/"); !found || read(t, root+"/"+page) == "" {
+			t.Errorf("%s is no page", link.URL)
+		}
+	}
+	if len(dashboard.Links) == 0 {
+		t.Error("the dashboard links to no runbooks")
 	}
 }
