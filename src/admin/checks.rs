@@ -232,8 +232,9 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
     let Some(reason) = mirror.reason else {
         return empty_finding(mirror).or_else(|| not_held_finding(mirror));
     };
-    // An etcd that cannot be reached is a finding of its own, and explains these.
-    if matches!(reason, Reason::FeedLost | Reason::Loading) && !is_reachable(facts) {
+    // An etcd that cannot be reached, or that does not permit the reads of a load, is a finding of its own, and explains these.
+    let is_explained = !is_reachable(facts) || auth_finding(facts).is_some();
+    if matches!(reason, Reason::FeedLost | Reason::Loading) && is_explained {
         return None;
     }
     let loaded = format!(
@@ -615,19 +616,24 @@ mod tests {
         let mirrors = [mirror(Some(Reason::OverBudget)), mirror(Some(Reason::Loading))];
         let facts = Facts {
             panics: 1,
-            auth: Auth::On,
             ..facts(&endpoints, &mirrors)
         };
         let severities: Vec<_> = found(&facts).iter().map(|(severity, _)| *severity).collect();
-        assert_eq!(
-            severities,
-            [
-                Severity::Bad,
-                Severity::Warning,
-                Severity::Warning,
-                Severity::Note
-            ]
-        );
+        assert_eq!(severities, [Severity::Bad, Severity::Warning, Severity::Note]);
+    }
+
+    /// Nothing is loaded without a user, and waiting would not help.
+    #[test]
+    fn missing_user_explains_why_nothing_is_loaded() {
+        let endpoints = [endpoint(true, true)];
+        let mirrors = [mirror(Some(Reason::Loading))];
+        let facts = Facts {
+            auth: Auth::On,
+            ..facts(&endpoints, &mirrors)
+        };
+        let found = found(&facts);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, Severity::Warning);
     }
 
     #[test]

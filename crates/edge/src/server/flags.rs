@@ -121,15 +121,39 @@ pub struct ListenConfig {
     ///
     /// When to change it: HTTP/1 clients (probes, scrapers, the JSON gateway) call a listener without TLS by a name
     /// other than `localhost` and those in the listening URLs; etcd's default permits every name
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_parser = parse_host)]
     pub host_whitelist: Vec<String>,
 
     /// Origins of web pages that may call the client listeners, comma-separated, such as https://example.com; * permits
     /// all [default: none]
     ///
     /// When to change it: a web page may call the client listeners; etcd's default permits every page
-    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',', value_parser = parse_origin)]
     pub cors: Vec<String>,
+}
+
+/// A host name as a client writes it, without the port; `*` is every name.
+fn parse_host(text: &str) -> Result<String, String> {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    if text == "*" || (!text.is_empty() && text.chars().all(is_name)) {
+        return Ok(text.to_owned());
+    }
+    Err("write a host name without scheme, port and spaces, such as etcd.example".to_owned())
+}
+
+/// An origin as browsers send it; `*` is every one.
+fn parse_origin(text: &str) -> Result<String, String> {
+    let host = text
+        .strip_prefix("https://")
+        .or_else(|| text.strip_prefix("http://"));
+    let is_origin = |host: &str| {
+        let is_of_hosts = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-._:[]".contains(c);
+        !host.is_empty() && host.chars().all(is_of_hosts)
+    };
+    if text == "*" || host.is_some_and(is_origin) {
+        return Ok(text.to_owned());
+    }
+    Err("write an origin as browsers send it: scheme, host in small letters and port, without a path, such as https://example.com:8443".to_owned())
 }
 
 impl ListenConfig {
@@ -147,5 +171,39 @@ impl ListenConfig {
     #[must_use]
     pub fn browser_rules(&self) -> BrowserRules {
         BrowserRules::new(self.urls(), &self.host_whitelist, &self.cors)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_origins_that_can_never_match_are_refused() {
+        for name in ["*", "localhost", "etcd-1.example", "rangecache_1"] {
+            assert_eq!(parse_host(name).as_deref(), Ok(name));
+        }
+        for name in ["", "a b", "https://a", "a:2379", "a/b"] {
+            assert!(parse_host(name).is_err(), "{name}");
+        }
+        for origin in [
+            "*",
+            "https://example.com",
+            "http://127.0.0.1:8080",
+            "http://[::1]:8080",
+        ] {
+            assert_eq!(parse_origin(origin).as_deref(), Ok(origin));
+        }
+        for origin in [
+            "",
+            "example.com",
+            "https://",
+            "https://a/b",
+            "https://a/",
+            "https://A.example",
+            "null",
+        ] {
+            assert!(parse_origin(origin).is_err(), "{origin}");
+        }
     }
 }
