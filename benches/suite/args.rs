@@ -96,6 +96,9 @@ pub(crate) enum Mode {
         /// Values at random, which do not shrink by packing; one of five is read
         #[arg(long)]
         random: bool,
+        /// Instead of several budgets: without a bound, and in a control group with this memory limit and the default budget
+        #[arg(long, value_name = "MIB")]
+        container_mib: Option<u64>,
     },
     /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
     WatchSoak {

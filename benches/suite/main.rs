@@ -19,6 +19,7 @@ mod open_loop;
 mod processes;
 mod replay_server;
 
+mod memory_group;
 mod report;
 mod scarce;
 mod soak;
@@ -125,14 +126,18 @@ async fn suite(args: Args) -> Result<()> {
             println!("{}\n{}", heading.machine, heading.versions);
             return churn::run(&suite, seconds).await;
         }
-        Some(Mode::Scarce { megabytes, random }) => {
+        Some(Mode::Scarce {
+            megabytes,
+            random,
+            container_mib,
+        }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             let objects = if random {
                 scarce::Objects::Random
             } else {
                 scarce::Objects::Pods
             };
-            return scarce::run(&suite, megabytes, objects).await;
+            return scarce::run(&suite, megabytes, objects, container_mib).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

@@ -1,6 +1,7 @@
 //! Values that take more than `--cache-max-bytes`: what packing keeps in memory, and what reads of it cost. With values at random,
 //! which do not shrink, what is read stays in memory, and the rest is left to etcd.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +13,7 @@ use crate::cases::{Suite, progress};
 use crate::client::{Connection, Method, Windows};
 use crate::http1;
 use crate::load::{Op, Outcome};
+use crate::memory_group::MemoryGroup;
 use crate::open_loop::open_loop;
 use crate::targets::{Kind, Setup};
 use crate::usage;
@@ -31,9 +33,36 @@ const PREFIX: &str = "/registry/pods/";
 const UNREAD_PREFIX: &str = "/registry/blobs/";
 const RANDOM_BYTES: usize = 5_000;
 
-/// Figures of one budget.
+/// Memory of one rangecache.
+enum Bound {
+    /// `--cache-max-bytes`.
+    Budget(u64),
+    /// A control group's limit, from which rangecache derives its budget.
+    Container(u64),
+}
+
+impl Bound {
+    /// The flags that set it.
+    fn flags(&self) -> Vec<String> {
+        match self {
+            Bound::Budget(bytes) => vec![format!("--cache-max-bytes={bytes}")],
+            Bound::Container(_) => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Bound::Budget(bytes) => write!(f, "{} MB", bytes / 1_000_000),
+            Bound::Container(bytes) => write!(f, "default, in a container of {} MiB", bytes >> 20),
+        }
+    }
+}
+
+/// Figures of one bound.
 struct Row {
-    budget_bytes: u64,
+    bound: Bound,
     ready: Duration,
     reads: Outcome,
     /// Share of the reads that memory answered.
@@ -47,17 +76,33 @@ struct Row {
 }
 
 /// Fills an etcd, reads it through rangecaches with less and less memory, and prints a table.
-pub(crate) async fn run(suite: &Suite, megabytes: usize, kind: Objects) -> Result<()> {
+pub(crate) async fn run(
+    suite: &Suite,
+    megabytes: usize,
+    kind: Objects,
+    container_mib: Option<u64>,
+) -> Result<()> {
+    // Declared before the setup, whose rangecache has ended when they are removed.
+    let mut groups = Vec::new();
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
     let bytes = kind.object(0).len();
     let keys = megabytes * 1_000_000 / bytes;
     progress(&format!("writes {keys} objects of {bytes} B"));
     fill(&setup.connect().await?, keys, kind).await?;
     let mut rows = Vec::new();
-    for percent in BUDGETS_PERCENT {
-        let budget_bytes = megabytes as u64 * 1_000_000 / 100 * percent;
-        progress(&format!("budget of {} MB", budget_bytes / 1_000_000));
-        rows.push(measured(&mut setup, keys, kind, budget_bytes).await?);
+    let budget = |percent: u64| Bound::Budget(megabytes as u64 * 1_000_000 / 100 * percent);
+    let bounds = match container_mib {
+        None => BUDGETS_PERCENT.map(budget).into_iter().collect(),
+        Some(mib) => vec![budget(BUDGETS_PERCENT[0]), Bound::Container(mib << 20)],
+    };
+    for bound in bounds {
+        progress(&format!("budget: {bound}"));
+        if let Bound::Container(bytes) = bound {
+            let group = MemoryGroup::with_limit(bytes)?;
+            setup.run_rangecache_under(group.run());
+            groups.push(group);
+        }
+        rows.push(measured(&mut setup, keys, kind, bound).await?);
     }
     println!(
         "\n{keys} objects, {megabytes} MB; {GETS_PER_SECOND} GETs a second\n\n\
@@ -66,8 +111,8 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, kind: Objects) -> Resul
     for row in &rows {
         let micros = |share| row.reads.percentile_ns(share) / 1000;
         println!(
-            "| {} MB | {:.1} s | {:.0} % | {:.0} % | {:.1} % | {} µs | {} µs | {} MB |",
-            row.budget_bytes / 1_000_000,
+            "| {} | {:.1} s | {:.0} % | {:.0} % | {:.1} % | {} µs | {} µs | {} MB |",
+            row.bound,
             row.ready.as_secs_f64(),
             100.0 * row.packed_bytes / row.all_bytes.max(1.0),
             100.0 * row.not_held_bytes / row.all_bytes.max(1.0),
@@ -83,12 +128,11 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, kind: Objects) -> Resul
     Ok(())
 }
 
-async fn measured(setup: &mut Setup, keys: usize, kind: Objects, budget_bytes: u64) -> Result<Row> {
+async fn measured(setup: &mut Setup, keys: usize, kind: Objects, bound: Bound) -> Result<Row> {
     let began = Instant::now();
-    let budget = budget_bytes.to_string();
-    setup
-        .start_only(Kind::Rangecache, &["--cache-max-bytes", &budget])
-        .await?;
+    let flags = bound.flags();
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    setup.start_only(Kind::Rangecache, &flags).await?;
     let ready = began.elapsed();
     let targets = setup.targets();
     let mut targets = targets.iter();
@@ -113,7 +157,7 @@ async fn measured(setup: &mut Setup, keys: usize, kind: Objects, budget_bytes: u
     let metrics = target.outcomes.context("rangecache has metrics")?;
     let pid = target.proxy_pid.context("rangecache is a process")?;
     Ok(Row {
-        budget_bytes,
+        bound,
         ready,
         reads,
         from_memory: (after.from_memory - before.from_memory) / (after.all - before.all).max(1.0),

@@ -233,6 +233,11 @@ impl Setup {
         Ok(())
     }
 
+    /// Starts every later rangecache by this program and its arguments; none without any.
+    pub(crate) fn run_rangecache_under(&mut self, program: Vec<String>) {
+        self.binaries.rangecache_under = program;
+    }
+
     /// etcd's address for proxies.
     pub(crate) fn endpoint(&self) -> Endpoint {
         Endpoint {
