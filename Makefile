@@ -325,7 +325,7 @@ $(TOOLS_DIR)/client-patroni/installed: tests/tools/client-patroni/requirements.t
 	@touch $@
 
 # What a node has beside Kubernetes' own programs. Nothing is installed: the packages are unpacked into a folder.
-NODE_PACKAGES := containerd runc containernetworking-plugins iptables libip4tc2 libip6tc2 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libxtables12
+NODE_PACKAGES := containerd runc containernetworking-plugins
 $(TOOLS_DIR)/node-packages/unpacked:
 	@command -v apt-get >/dev/null || { echo 'containerd and runc are taken from the packages of Debian or Ubuntu: apt-get is needed' >&2; exit 1; }
 	@rm -rf $(@D) && mkdir -p $(@D)/archives

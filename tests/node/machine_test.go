@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -260,6 +262,29 @@ while :; do
   kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS || true
   sleep 1
 done`)
+}
+
+// newNode starts a machine that kubeadm makes a control plane node.
+func newNode(t *testing.T) *machine {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("namespaces, mounts and control groups of a machine need root")
+	}
+	m := newMachine(t)
+	m.initialize(t)
+	await(t, "the node", 3*time.Minute, func() error {
+		node, err := m.client.CoreV1().Nodes().Get(t.Context(), "node1", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, condition := range node.Status.Conditions {
+			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("not ready: %v", node.Status.Conditions)
+	})
+	return m
 }
 
 // initialize makes the machine a control plane node.

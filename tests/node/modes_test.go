@@ -14,9 +14,9 @@ import (
 // etcdFiles is kubeadm's folder with the certificates of etcd.
 const etcdFiles = "/etc/kubernetes/pki/etcd"
 
-// otherModes installs and updates the chart in its other modes.
-func (m *machine) otherModes(t *testing.T) {
-	t.Helper()
+// TestOtherModes installs and updates the chart in its other modes.
+func TestOtherModes(t *testing.T) {
+	m := newNode(t)
 	const restricted = "etcd-proxy"
 	labels := map[string]string{"pod-security.kubernetes.io/enforce": "restricted"}
 	_, err := m.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: restricted, Labels: labels}}, metav1.CreateOptions{})

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,24 +25,7 @@ const (
 // TestNode takes one node through everything that an operator does with the static pod. Between the steps the apiserver reads and
 // writes through rangecache, and clients of the apiserver are watched at each.
 func TestNode(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("namespaces, mounts and control groups of a machine need root")
-	}
-	m := newMachine(t)
-	m.initialize(t)
-	await(t, "the node", 3*time.Minute, func() error {
-		node, err := m.client.CoreV1().Nodes().Get(t.Context(), "node1", metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, condition := range node.Status.Conditions {
-			if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("not ready: %v", node.Status.Conditions)
-	})
-
+	m := newNode(t)
 	unharmed := func(what string, act func()) {
 		t.Helper()
 		if seen := m.during(t, what, act); len(seen.failed) != 0 {
@@ -123,7 +105,6 @@ func TestNode(t *testing.T) {
 	if left := m.files(t); len(left) != 0 {
 		t.Errorf("the folder has %q", left)
 	}
-	m.otherModes(t)
 }
 
 // chart returns the arguments of helm for these values.
