@@ -40,11 +40,22 @@ const OTHERS: [&str; 2] = ["RANGECACHE_TEST_FAULTS", "RANGECACHE_BUILD_COMMIT"];
 
 /// A variable that looks like a setting and is none.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} in the environment is no setting of rangecache: did you mean {nearest}? Otherwise unset it")]
+#[error("{name} in the environment is no setting of rangecache{suggestion} Otherwise unset it")]
 pub struct UnknownVariable {
     name: String,
-    /// The known name that differs least.
-    nearest: String,
+    suggestion: String,
+}
+
+/// A known name that `name` may have been meant to be, as the end of an error: `: did you mean …?`. If none is like it, where
+/// the names are listed.
+pub(super) fn suggestion<'a>(known: impl Iterator<Item = &'a String>, name: &str) -> String {
+    let distances = known.map(|known| (strsim::damerau_levenshtein(known, name), known));
+    // Of the part behind the common beginning a third may differ.
+    let most = (name.len().saturating_sub(PREFIX.len()) / 3).max(2);
+    match distances.min() {
+        Some((distance, nearest)) if distance <= most => format!(": did you mean {nearest}?"),
+        _ => "; `rangecache --help` lists them.".to_owned(),
+    }
 }
 
 /// Checks that each of `variables` whose name begins with `RANGECACHE_` is that of a flag, so that a misspelt one is not
@@ -59,11 +70,8 @@ pub fn check_names(variables: impl Iterator<Item = (String, String)>) -> Result<
         if !is_ours || known.contains(&name) || is_service_link(&name, &value) {
             continue;
         }
-        let distance = |known: &&String| strsim::damerau_levenshtein(known, &name);
-        if let Some(nearest) = known.iter().min_by_key(distance) {
-            let nearest = nearest.clone();
-            return Err(UnknownVariable { name, nearest });
-        }
+        let suggestion = suggestion(known.iter(), &name);
+        return Err(UnknownVariable { name, suggestion });
     }
     Ok(())
 }
@@ -275,8 +283,17 @@ mod tests {
             ("RANGECACHE_SOCKETS_REUSE_PORT", "RANGECACHE_SOCKET_REUSE_PORT"),
         ] {
             let error = check(name).unwrap_err();
-            assert_eq!((error.name.as_str(), error.nearest.as_str()), (name, nearest));
+            let text = error.to_string();
+            assert!(
+                text.contains(name) && text.contains(&format!("did you mean {nearest}?")),
+                "{text}"
+            );
         }
+        let text = check("RANGECACHE_BOGUS").unwrap_err().to_string();
+        assert!(
+            !text.contains("did you mean") && text.contains("--help"),
+            "{text}"
+        );
         for name in [
             "RANGECACHE_ENDPOINTS",
             "RANGECACHE",

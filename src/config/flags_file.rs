@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory as _};
 
-use super::environment::variable;
+use super::environment::{suggestion, variable};
 use super::flags::Config;
 
 /// Longest file that is read, in bytes.
@@ -60,7 +60,7 @@ pub enum FlagsFileError {
         line: usize,
     },
     /// A line names no flag of serving.
-    #[error("--flags-file {}, line {line}: {name} is no setting of rangecache: did you mean {nearest}?", path.display())]
+    #[error("--flags-file {}, line {line}: {name} is no setting of rangecache{suggestion}", path.display())]
     Unknown {
         /// The file.
         path: PathBuf,
@@ -68,8 +68,8 @@ pub enum FlagsFileError {
         line: usize,
         /// The name.
         name: String,
-        /// The variable that differs least from it.
-        nearest: String,
+        /// End of the text: what may have been meant.
+        suggestion: String,
     },
     /// A value is not accepted, or a flag is given twice.
     #[error("--flags-file {}, line {line}: {error}", path.display())]
@@ -124,12 +124,11 @@ impl FlagsFile {
             };
             let (name, value) = (name.trim(), unquoted(value.trim()));
             let Some(flag) = known.get(name) else {
-                let distance = |known: &&String| strsim::damerau_levenshtein(known, name);
                 return Err(FlagsFileError::Unknown {
                     path: path.to_owned(),
                     line,
                     name: name.to_owned(),
-                    nearest: known.keys().min_by_key(distance).cloned().unwrap_or_default(),
+                    suggestion: suggestion(known.keys(), name),
                 });
             };
             let flag = (*flag).to_owned();

@@ -5,6 +5,7 @@ use crate::config::Config;
 use crate::diagnosis::Severity;
 use crate::diagnosis::format::{bytes, counted, duration};
 use etcd_store::keyspace::scope::{Scope, scopes};
+use rangecache_base::memory::limit_bytes;
 use rangecache_mirror::CachePack;
 
 /// Bytes that a modification keeps in the history in addition to the entry that it replaced.
@@ -111,7 +112,24 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
     mirrors.iter().enumerate().map(estimate).collect()
 }
 
+/// Warns of a budget that the process could not use up before the system ends it.
+fn check_budget(budget_bytes: u64, limit_bytes: u64, report: &mut Report) {
+    if budget_bytes > limit_bytes {
+        report.warn(
+            Area::Memory,
+            format!(
+                "--cache-max-bytes is {}, and this machine or container has {}: it would be ended for lack of memory before its \
+                 mirrors reach their bound",
+                bytes(budget_bytes),
+                bytes(limit_bytes)
+            ),
+            "lower --cache-max-bytes to three quarters of the memory, or leave it out; run doctor where rangecache is to run",
+        );
+    }
+}
+
 fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
+    check_budget(config.mirror.max_bytes(), limit_bytes(), report);
     let sum = |of: &dyn Fn(&MirrorEstimate) -> u64| report.mirrors.iter().map(of).sum::<u64>();
     let (plain, packed) = (
         sum(&|mirror| mirror.memory_bytes),
@@ -309,6 +327,15 @@ mod tests {
     use super::super::resources::resource_of;
     use super::*;
     use etcd_store::keyspace::PrefixGroup;
+
+    #[test]
+    fn budget_beyond_the_memory_is_a_warning() {
+        for (budget_bytes, severity) in [(1 << 30, Severity::Good), (3 << 30, Severity::Warning)] {
+            let mut report = Report::default();
+            check_budget(budget_bytes, 2 << 30, &mut report);
+            assert_eq!(report.severity(), severity, "{budget_bytes}");
+        }
+    }
 
     /// Group of `keys` keys of 1 KiB each, mirrored or not.
     fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> KeyGroup {
