@@ -165,24 +165,21 @@ impl Folder {
         self.sync()
     }
 
-    /// The first manifest in the folder, by name, whose apiserver uses one of `listeners`: its file name and the URL.
-    pub(super) fn user_of(&self, listeners: &[Url]) -> io::Result<Option<(String, Url)>> {
+    /// The first manifest in the folder, by name, whose apiserver uses a listener of the release's pods, and would find none if
+    /// only those listeners were left that `stay`: its file name and the URL.
+    pub(super) fn stranded(&self, stay: &[Url]) -> io::Result<Option<(String, Url)>> {
+        let texts = self.others(Path::new(""))?;
+        let listeners = texts.iter().flat_map(|text| Manifest(text).client_urls());
+        let listeners: Vec<_> = listeners.collect();
         for path in self.files(|name| !name.starts_with('.'))? {
             let Some(text) = read(&path)? else { continue };
-            if let Some(url) = manifest::uses(&text, listeners) {
+            let mut servers = manifest::etcd_servers(&text).into_iter();
+            let is_stranded = |url: &Url| manifest::reaches(url, &listeners) && !manifest::reaches(url, stay);
+            if let Some(url) = servers.find(is_stranded) {
                 return Ok(Some((file_name(&path).unwrap_or_default().to_owned(), url)));
             }
         }
         Ok(None)
-    }
-
-    /// URLs on which the release's pods listen for clients.
-    pub(super) fn client_urls(&self) -> io::Result<Vec<Url>> {
-        let texts = self.others(Path::new(""))?;
-        Ok(texts
-            .iter()
-            .flat_map(|text| Manifest(text).client_urls())
-            .collect())
     }
 
     fn manifests(&self) -> io::Result<Vec<PathBuf>> {

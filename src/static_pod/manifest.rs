@@ -54,14 +54,15 @@ fn is_digits(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The first URL of `--etcd-servers` in the manifest of an apiserver that leads to one of `listeners`.
-pub(super) fn uses(manifest: &str, listeners: &[Url]) -> Option<Url> {
-    let mut servers = urls(manifest, "--etcd-servers=").into_iter();
-    servers.find(|server| {
-        listeners
-            .iter()
-            .any(|listener| leads_to(&server.address, &listener.address))
-    })
+/// The URLs of `--etcd-servers` in the manifest of an apiserver.
+pub(super) fn etcd_servers(manifest: &str) -> Vec<Url> {
+    urls(manifest, "--etcd-servers=")
+}
+
+/// Whether a client on this host may reach one of `listeners` at `server`.
+pub(super) fn reaches(server: &Url, listeners: &[Url]) -> bool {
+    let leads = |listener: &Url| server.tls == listener.tls && leads_to(&server.address, &listener.address);
+    listeners.iter().any(leads)
 }
 
 /// Whether a client that connects to `server` on this host may reach `listener`.
@@ -169,6 +170,8 @@ spec:
 
     #[test]
     fn apiserver_that_uses_a_listener_is_found() {
+        let uses =
+            |text: &str, listeners: &[Url]| etcd_servers(text).iter().any(|url| reaches(url, listeners));
         let with =
             |servers: &str| format!("    - kube-apiserver\n    - --etcd-servers={servers}\n    - --v=1\n");
         let (loopback, every) = (["https://127.0.0.1:23790"], ["https://0.0.0.0:23790"]);
@@ -178,17 +181,18 @@ spec:
             ("https://10.0.0.1:2379,https://[::1]:23790", &loopback),
             ("https://10.0.0.1:23790", &every),
         ] {
-            assert!(uses(&with(servers), &parsed(listeners)).is_some(), "{servers}");
+            assert!(uses(&with(servers), &parsed(listeners)), "{servers}");
         }
         for (servers, listeners) in [
             ("https://127.0.0.1:2379", &loopback),
             ("https://10.0.0.1:23790", &loopback),
             ("https://127.0.0.1:237901", &loopback),
+            ("http://127.0.0.1:23790", &loopback),
             ("https://127.0.0.1:2379", &every),
         ] {
-            assert!(uses(&with(servers), &parsed(listeners)).is_none(), "{servers}");
+            assert!(!uses(&with(servers), &parsed(listeners)), "{servers}");
         }
         let json = r#"{"command":["kube-apiserver","--etcd-servers=https://127.0.0.1:23790","--v=1"]}"#;
-        assert!(uses(json, &parsed(&loopback)).is_some());
+        assert!(uses(json, &parsed(&loopback)));
     }
 }

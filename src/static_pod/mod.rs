@@ -11,8 +11,9 @@
 //! runs beside the one before it, which is removed once the new one is ready, and stays if it does not become ready in time.
 //! The kubelet does not start a static pod while one of the same name ends, and waits for the apiserver before it starts the
 //! next: an apiserver that reads through the pod would be away for a minute. Only where both processes cannot share their
-//! ports the old one is stopped before the new one is ready, which waits for the ports. Every step leaves files from which the next run continues, so that the installer may be
-//! killed at any time. This room imports `config`, `doctor`, `running` and `base`; only `main` and `cli` import it.
+//! ports the old one is stopped before the new one is ready, which waits for the ports.
+//!
+//! Every step leaves files from which the next run continues, so that the installer may be killed at any time. This room imports `config`, `doctor`, `running` and `base`; only `main` and `cli` import it.
 
 mod flags;
 mod folder;
@@ -173,10 +174,7 @@ async fn install(
             folder.give_up()?;
             check().await.map_err(InstallError::Check)?;
             tell("the check of the flags passed");
-            let going = folder.client_urls()?.into_iter();
-            let staying = new.client_urls();
-            let going: Vec<_> = going.filter(|url| !staying.contains(url)).collect();
-            refuse_in_use(options, &folder, &going)?;
+            refuse_in_use(options, &folder, &new.client_urls())?;
             folder.begin(&file, text)?;
             tell("wrote the manifest; waiting for its pod");
             Duration::ZERO
@@ -225,9 +223,10 @@ fn name_problem(pod: &str, manifest_name: &str) -> InstallError {
     ))
 }
 
-/// Refuses to continue if the manifest of an apiserver on this node names one of the listeners that are `going`.
-fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, going: &[Url]) -> Result<(), InstallError> {
-    match folder.user_of(going)? {
+/// Refuses to continue if the manifest of an apiserver on this node names a listener of the present pods, and none of those
+/// that `stay`.
+fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, stay: &[Url]) -> Result<(), InstallError> {
+    match folder.stranded(stay)? {
         Some((manifest, url)) if !options.force => Err(InstallError::InUse(manifest, url)),
         _ => Ok(()),
     }
@@ -239,7 +238,7 @@ fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, going: &[Url]) -> R
 /// If an apiserver uses the pod, or a file cannot be removed.
 fn remove(options: &StaticPodConfig, tell: impl Fn(&str)) -> Result<(), InstallError> {
     let folder = Folder::open(options)?;
-    refuse_in_use(options, &folder, &folder.client_urls()?)?;
+    refuse_in_use(options, &folder, &[])?;
     folder.remove()?;
     tell("the manifest is removed");
     Ok(())

@@ -368,6 +368,12 @@ async fn pod_that_an_apiserver_uses_is_neither_removed_nor_moved() {
     assert!(is_refusal(&refused), "{refused}");
     assert_eq!(manifests(dir.path()), [apiserver.to_owned(), old()]);
 
+    // Another address through which it is still reached.
+    let wider = new().replace("127.0.0.1:23790", "0.0.0.0:23790");
+    let wider = installing(&wider, dir.path(), NOWHERE, &["--ready-timeout", "1s"]);
+    let failed = install(&wider, passed, quiet).await;
+    assert!(matches!(failed, Err(InstallError::NotReady(_))), "{failed:?}");
+
     let failed = install(&options(&["--force", "--ready-timeout", "1s"]), passed, quiet).await;
     assert!(matches!(failed, Err(InstallError::NotReady(_))), "{failed:?}");
     remove(&options(&["--force"]), quiet).unwrap();
