@@ -501,8 +501,18 @@ fn own_flags(command: &Command) -> impl Iterator<Item = &clap::Arg> {
 /// # Errors
 /// If writing fails.
 pub fn man(out: &mut dyn Write) -> io::Result<()> {
+    let page = clap_mangen::Man::new(with_environment(Config::command()));
+    page.render_title(out)?;
+    page.render_name_section(out)?;
+    // Not with every flag, as clap has it: they are listed below.
+    let synopsis = [
+        r"\fBrangecache\fR [\fBserve\fR] [\fIFLAGS\fR]",
+        r"\fBrangecache\fR \fICOMMAND\fR [\fIFLAGS\fR]",
+    ];
+    writeln!(out, ".SH SYNOPSIS\n{}", synopsis.join("\n.br\n"))?;
+    page.render_description_section(out)?;
+    page.render_options_section(out)?;
     // The commands have no pages of their own to refer to.
-    clap_mangen::Man::new(with_environment(Config::command())).render(out)?;
     writeln!(out, ".SH COMMANDS")?;
     for command in command().get_subcommands() {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
@@ -513,7 +523,7 @@ pub fn man(out: &mut dyn Write) -> io::Result<()> {
             writeln!(out, ".RS\n.TP\n\\fB\\-\\-{name}\\fR\n{help}\n.RE")?;
         }
     }
-    Ok(())
+    out.write_all(include_bytes!("man.roff"))
 }
 
 #[cfg(test)]
@@ -528,6 +538,33 @@ mod tests {
                 .collect(),
         )?;
         Task::new(&matches, &of_file)
+    }
+
+    #[test]
+    fn manual_has_the_sections_of_a_manual() {
+        let mut page = Vec::new();
+        man(&mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        let headings: Vec<_> = page
+            .lines()
+            .filter_map(|line| line.strip_prefix(".SH "))
+            .collect();
+        let order = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS"];
+        assert_eq!(headings[..4], order, "{headings:?}");
+        for heading in [
+            "COMMANDS",
+            "ENVIRONMENT",
+            "FILES",
+            "SIGNALS",
+            "\"EXIT STATUS\"",
+            "EXAMPLES",
+            "\"SEE ALSO\"",
+        ] {
+            assert!(headings.contains(&heading), "{heading} is not in {headings:?}");
+        }
+        let (_, synopsis) = page.split_once(".SH SYNOPSIS").unwrap();
+        let (synopsis, _) = synopsis.split_once(".SH ").unwrap();
+        assert!(synopsis.lines().count() < 8, "{synopsis}");
     }
 
     #[test]
