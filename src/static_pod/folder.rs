@@ -1,7 +1,7 @@
 //! The kubelet's folder: the manifests, and the files next to them whose names begin with a dot, which the kubelet ignores.
 //!
 //! A new manifest has a name of its own, so that the kubelet runs its pod beside the one before it. At most one is on trial
-//! (`Trial`); a file that names it is written before it, and removed after everything else.
+//! ([`ManifestState::OnTrial`]); a file that names it is written before it, and removed after everything else.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -304,22 +305,22 @@ func (m *machine) initialize(t *testing.T) {
 	must(t, "client", err)
 }
 
-// metrics returns the response of rangecache's port for operators.
-func (m *machine) metrics(path string) (string, error) {
+// get returns the response of rangecache's port for operators at an address of the machine's networks.
+func (m *machine) get(address, path string) (string, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: m.dial, DisableKeepAlives: true}, Timeout: 5 * time.Second}
-	response, err := client.Get("http://127.0.0.1:23791" + path)
+	response, err := client.Get("http://" + address + ":23791" + path)
 	if err != nil {
 		return "", err
 	}
 	defer response.Body.Close()
-	text := &strings.Builder{}
-	if err := errors.Join(copyTo(text, response)); err != nil {
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
 		return "", err
 	}
 	if response.StatusCode != http.StatusOK {
 		return "", fmt.Errorf("%s: %s", response.Status, text)
 	}
-	return text.String(), nil
+	return string(text), nil
 }
 
 // files returns the names in the kubelet's folder, but for kubeadm's.

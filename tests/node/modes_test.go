@@ -2,7 +2,6 @@ package node
 
 import (
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"testing"
 	"time"
@@ -38,15 +37,9 @@ func TestOtherModes(t *testing.T) {
 // installAndUpdate installs the chart, updates it, asks each of its pods, and uninstalls it.
 func (m *machine) installAndUpdate(t *testing.T, in string, values ...string) {
 	t.Helper()
-	chart, err := filepath.Abs(root + "/charts/rangecache")
-	must(t, "chart", err)
-	client := &http.Client{Transport: &http.Transport{DialContext: m.dial, DisableKeepAlives: true}, Timeout: 5 * time.Second}
 	for _, step := range []struct{ action, level string }{{"install", "info"}, {"upgrade", "warn"}} {
-		args := []string{"helm", step.action, "other", chart, "--namespace", in, "--wait", "--timeout", "4m", "--set", "log.level=" + step.level}
-		for _, value := range values {
-			args = append(args, "--set", value)
-		}
-		m.run(t, args...)
+		of := release(t, "other", in, append([]string{"log.level=" + step.level}, values...)...)
+		m.run(t, append([]string{"helm", step.action, "--wait", "--timeout", "4m"}, of...)...)
 		await(t, values[0]+", "+step.action, time.Minute, func() error {
 			pods, err := m.client.CoreV1().Pods(in).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=other"})
 			if err != nil {
@@ -61,13 +54,8 @@ func (m *machine) installAndUpdate(t *testing.T, in string, values ...string) {
 				if pod.Spec.HostNetwork {
 					address = "127.0.0.1"
 				}
-				response, err := client.Get(fmt.Sprintf("http://%s:23791/readyz", address))
-				if err != nil {
-					return err
-				}
-				_ = response.Body.Close()
-				if response.StatusCode != http.StatusOK {
-					return fmt.Errorf("%s: %s", pod.Name, response.Status)
+				if _, err := m.get(address, "/readyz"); err != nil {
+					return fmt.Errorf("%s: %w", pod.Name, err)
 				}
 				asked++
 			}

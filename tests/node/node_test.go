@@ -110,9 +110,15 @@ func TestNode(t *testing.T) {
 // chart returns the arguments of helm for these values.
 func (m *machine) chart(t *testing.T, values ...string) []string {
 	t.Helper()
+	return release(t, "rangecache", namespace, append([]string{"mode=static-pod", "image.digest=" + m.digest}, values...)...)
+}
+
+// release returns the arguments of helm for a release of the chart with these values.
+func release(t *testing.T, name, in string, values ...string) []string {
+	t.Helper()
 	chart, err := filepath.Abs(root + "/charts/rangecache")
 	must(t, "chart", err)
-	args := []string{"rangecache", chart, "--namespace", namespace, "--set", "mode=static-pod", "--set", "image.digest=" + m.digest}
+	args := []string{name, chart, "--namespace", in}
 	for _, value := range values {
 		args = append(args, "--set", value)
 	}
@@ -215,7 +221,7 @@ func (m *machine) apiserver(servers string) error {
 
 // isReady returns why rangecache is not ready, or not the pod of this name.
 func (m *machine) isReady(pod string) error {
-	status, err := m.metrics("/status")
+	status, err := m.get("127.0.0.1", "/status")
 	if err != nil {
 		return err
 	}
@@ -229,7 +235,7 @@ func (m *machine) isReady(pod string) error {
 func (m *machine) passesThrough(t *testing.T) {
 	t.Helper()
 	hits := func() (sum float64) {
-		text, err := m.metrics("/metrics")
+		text, err := m.get("127.0.0.1", "/metrics")
 		must(t, "metrics", err)
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "rangecache_range_total{outcome=\"hit\"") {

@@ -2,11 +2,7 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -110,9 +106,4 @@ func probe(client kubernetes.Interface, stop <-chan struct{}) gap {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-func copyTo(text *strings.Builder, response *http.Response) error {
-	_, err := io.Copy(text, response.Body)
-	return errors.Join(err)
 }
