@@ -7,11 +7,13 @@
 //! | `member` | cluster, history and version of the member that feeds a mirror |
 //! | `history_check` | whether a connection is of the known history (W10) |
 //! | `assemble` | whole revisions from watch responses (I3) |
+//! | `burst` | responses that are there together are applied together |
 //! | `replaced` | values that events replace and that memory does not hold |
 //! | `lag` | how long a mirror has been behind etcd |
 //! | `end` | how a feed ends |
 
 mod assemble;
+mod burst;
 mod continuity;
 mod end;
 mod history_check;
@@ -30,10 +32,13 @@ pub(super) use opening::Feed;
 
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use super::load::LoadedBy;
 use super::packing::make_room;
+use burst::Burst;
+use etcd_wire::etcdserverpb::WatchResponse;
 use history_check::others_continue;
 use lag::Lateness;
 use opening::{PROGRESS_PAUSE_FIRST, PROGRESS_PAUSE_LAST};
@@ -88,6 +93,28 @@ impl Feed<'_> {
         }
     }
 
+    /// Adds `response`, and those that are there already, to `burst`.
+    fn receive(
+        &mut self,
+        mut response: Result<Option<WatchResponse>, tonic::Status>,
+        burst: &mut Burst,
+    ) -> Result<(), FeedEnd> {
+        loop {
+            let received = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
+            burst.has_events |= !received.events.is_empty();
+            if let Some(step) = self.step(&received)? {
+                burst.add(step);
+            }
+            if burst.is_full() {
+                return Ok(());
+            }
+            match self.responses.message().now_or_never() {
+                Some(next) => response = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
     async fn run(mut self) -> Result<Never, FeedEnd> {
         let Feeding {
             set,
@@ -121,15 +148,16 @@ impl Feed<'_> {
                 // Responses first: while there are any, no progress request is needed.
                 biased;
                 response = self.responses.message() => {
-                    let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
                     let before = self.assembler.revision();
-                    if let Some(step) = self.step(&response)? {
-                        self.take(step).await?;
-                    }
+                    let mut burst = Burst::default();
+                    let received = self.receive(response, &mut burst);
                     // A progress notification at an old revision shows nothing but that the member is there.
-                    if !response.events.is_empty() || self.assembler.revision() > before {
+                    if burst.has_events || self.assembler.revision() > before {
                         lateness.record_advance();
                     }
+                    // Also what arrived before an end: watchers get it, and the next feed need not.
+                    self.take(burst).await?;
+                    received?;
                     if !make_room(set, mirror, epoch).await? {
                         return Err(FeedEnd::OverBudget);
                     }

@@ -7,6 +7,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
+use super::burst::Burst;
 use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
 use super::member::Feeding;
@@ -56,7 +57,7 @@ impl<'a> ProvenFeed<'a> {
     pub(super) async fn serve(self) -> Result<Feed<'a>, FeedEnd> {
         let feeding = self.feed.feeding;
         feeding.mirror.put_in_service(feeding.epoch)?;
-        self.feed.take(self.first).await?;
+        self.feed.take(self.first.into()).await?;
         Ok(self.feed)
     }
 }
@@ -327,15 +328,13 @@ impl<'a> Feed<'a> {
     }
 
     /// Changes the mirror.
-    pub(super) async fn take(&self, step: Step) -> Result<(), FeedEnd> {
+    pub(super) async fn take(&self, burst: Burst) -> Result<(), FeedEnd> {
         let Feeding { mirror, epoch, .. } = self.feeding;
-        match step {
-            Step::Wait => {}
-            Step::Apply { changes, revision } => replaced::apply(self.feeding, changes, revision).await?,
-            Step::Advance(revision) => mirror.advance(epoch, revision)?,
-            Step::Fenced(events) => {
-                mirror.metrics.events_fenced.inc_by(events);
-            }
+        mirror.metrics.events_fenced.inc_by(burst.fenced);
+        if !burst.changes.is_empty() {
+            replaced::apply(self.feeding, burst.changes, burst.revision).await?;
+        } else if burst.revision > 0 {
+            mirror.advance(epoch, burst.revision)?;
         }
         Ok(())
     }
