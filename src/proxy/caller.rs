@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::USER_AGENT;
 
-use etcd_wire::grpc::metadata::CREDENTIALS;
+use etcd_wire::grpc::fields::{CREDENTIALS, HeadFields};
 use rangecache_base::telemetry::clients::{
     ClientCall, ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats,
 };
@@ -48,14 +48,19 @@ impl Caller {
         &self.connection
     }
 
-    /// Begins a call with these `headers` on the connection with this `account`, and counts what was received for it.
+    /// Begins a call with these `headers`, which say `fields`, on the connection with this `account`, and counts what was received for it.
     pub(super) fn begin(
         &self,
         clients: &ClientRegistry,
         account: &Arc<ClientAccount>,
+        fields: &HeadFields,
         headers: &HeaderMap,
     ) -> ClientCall {
-        let token = self.token_of(clients, headers);
+        let token = if fields.has_credentials {
+            self.token_of(clients, headers)
+        } else {
+            None
+        };
         let current = self.current.load();
         if current.has_agent && current.token == token {
             return received_on(account, self.client(&current).begin_call());
@@ -120,7 +125,8 @@ mod tests {
         let account = CallBuffers::new(1 << 20, &BufferMetrics::default()).account(0, Arc::default());
         let caller = Caller::new(&clients, name);
         let name_of = |token: &Option<&'static str>| {
-            let call = caller.begin(&clients, &account, &headers(*token));
+            let headers = headers(*token);
+            let call = caller.begin(&clients, &account, &HeadFields::of(&headers), &headers);
             let client = call.client();
             assert_eq!(&*client.figures().agent, "etcdctl");
             client.name().to_string()

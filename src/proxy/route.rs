@@ -14,8 +14,7 @@ use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
-use etcd_wire::grpc::head::head_bytes;
-use etcd_wire::grpc::metadata::{grpc_content_type, timeout_of};
+use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Method, Status, is_costly};
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::net::Transport;
@@ -40,7 +39,12 @@ pub async fn handle(
     let arrived = Instant::now();
     let head = CallHead::of(&request, transport);
     let (telemetry, caller) = (&proxy.telemetry, &client.caller);
-    let of_client = caller.begin(&telemetry.clients, &client.account, request.headers());
+    let of_client = caller.begin(
+        &telemetry.clients,
+        &client.account,
+        &head.fields,
+        request.headers(),
+    );
     let from = (&**caller.of_connection(), client.peer);
     let mut record = CallRecord::begin(telemetry, of_client, from, (&head, &request), arrived);
     let mut call = client.account.hold(CallKind::Request);
@@ -128,10 +132,13 @@ async fn admit(
     request: &Request<Incoming>,
     arrived: Instant,
 ) -> Result<(), (Reason, Status)> {
-    let head_bytes = head_bytes(request.uri(), request.headers());
-    let admitted = call.admit(CALL_BYTES + head_bytes).await;
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |path| path.as_str().len());
+    let admitted = call.admit(CALL_BYTES + path as u64 + head.fields.bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
-    let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
+    let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
     let kind = share_kind(head.method, request.uri().path());
     let begun = call.begin_share(kind, deadline).await;
     begun.map_err(without_share)
@@ -206,7 +213,7 @@ async fn route(
     let method = head.method;
     if head.is_http {
         if is_json_range(&request) {
-            return Box::pin(serve::<Json>(client, request, call, record)).await;
+            return Box::pin(serve::<Json>(client, &head.fields, request, call, record)).await;
         }
         if may_serve_json(client, &request) {
             return Box::pin(watch_json(client, request, record)).await;
@@ -217,12 +224,12 @@ async fn route(
     }
     if head.is_grpc_call {
         match method {
-            Method::Range => return serve::<Unary>(client, request, call, record).await,
+            Method::Range => return serve::<Unary>(client, &head.fields, request, call, record).await,
             Method::RangeStream => {
-                return Box::pin(serve::<Streaming>(client, request, call, record)).await;
+                return Box::pin(serve::<Streaming>(client, &head.fields, request, call, record)).await;
             }
             Method::Watch => {
-                if let Some(metadata) = may_serve(client, request.headers()) {
+                if let Some(metadata) = may_serve(client, &head.fields, request.headers()) {
                     return Box::pin(watch(client, request, metadata, record)).await;
                 }
             }

@@ -3,7 +3,7 @@
 use http::{Request, Version};
 
 use etcd_wire::grpc::Method;
-use etcd_wire::grpc::metadata::is_grpc;
+use etcd_wire::grpc::fields::HeadFields;
 use rangecache_base::net::Transport;
 use rangecache_base::telemetry::metrics::CallMethod;
 use rangecache_base::telemetry::outcome::Kind;
@@ -17,6 +17,8 @@ pub(in crate::proxy) struct CallHead {
     pub(in crate::proxy) is_http2: bool,
     /// Its content type is gRPC's.
     pub(in crate::proxy) is_grpc: bool,
+    /// Its header fields, read in one pass.
+    pub(in crate::proxy) fields: HeadFields,
     /// etcd's HTTP server answers it, not its gRPC server. With TLS, etcd serves `/health` and the JSON gateway over HTTP/2,
     /// too. Without TLS, its HTTP/2 is gRPC only.
     pub(in crate::proxy) is_http: bool,
@@ -28,11 +30,13 @@ impl CallHead {
     /// Reads the head of `request`, which came by `transport`.
     pub(in crate::proxy) fn of<B>(request: &Request<B>, transport: Transport) -> CallHead {
         let is_http2 = request.version() == Version::HTTP_2;
-        let is_grpc = is_grpc(request.headers());
+        let fields = HeadFields::of(request.headers());
+        let is_grpc = fields.is_grpc();
         CallHead {
             method: Method::from_path(request.uri().path()),
             is_http2,
             is_grpc,
+            fields,
             is_http: !is_http2 || (transport.tls && !is_grpc),
             is_grpc_call: request.method() == http::Method::POST && request.uri().query().is_none(),
         }

@@ -16,7 +16,7 @@ use super::spans::{CreateSpans, Trace};
 use crate::proxy::metrics::ProxyTelemetry;
 use etcd_store::cache::{RangeQuery, Rope};
 use etcd_wire::grpc::Status;
-use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME, asks_for_outcome};
+use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
@@ -90,7 +90,7 @@ impl CallRecord {
     ) -> CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
         let mut record = CallRecord::new(telemetry, client, arrived);
-        record.explains = asks_for_outcome(request.headers());
+        record.explains = head.fields.explains;
         record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
         record.trace = Trace::begin(&telemetry.tracer, head, request);
         if let Some(access) = &mut record.access {

@@ -4,7 +4,7 @@
 use http::{HeaderMap, HeaderValue};
 
 use etcd_wire::grpc::CallMetadata;
-use etcd_wire::grpc::metadata::CREDENTIALS;
+use etcd_wire::grpc::fields::CREDENTIALS;
 use rangecache_mirror::history::Auth;
 
 /// Clients that may use the response, or continue the page series, of a call.

@@ -14,6 +14,7 @@ use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use etcd_store::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
+use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use etcd_wire::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use etcd_wire::grpc::{CallMetadata, Method, Status};
@@ -70,6 +71,7 @@ impl<M: GrpcMethod> WireFormat for M {
     /// the buffers or is not complete in time, are refused; a request that its client aborted gets an empty response.
     async fn receive(
         proxy: &Proxy,
+        fields: &HeadFields,
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
@@ -122,7 +124,7 @@ impl<M: GrpcMethod> WireFormat for M {
             let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
             return refused(&parts, &status);
         }
-        let metadata = CallMetadata::from_headers(&parts.headers);
+        let metadata = CallMetadata::from_fields(fields, &parts.headers);
         let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
         let (Some(metadata), Ok(query)) = (metadata, query) else {
             record.outcome = Outcome::Forwarded(Reason::Undecodable);

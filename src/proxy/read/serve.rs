@@ -17,6 +17,7 @@ use crate::proxy::response::{CallResult, ResponseBody};
 use etcd_store::cache::{CorruptBlock, RangeQuery, ResponseHeader, Selection};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::Status;
+use etcd_wire::grpc::fields::HeadFields;
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_edge::limits::CallBytes;
@@ -31,12 +32,13 @@ pub(in crate::proxy) trait WireFormat: Sized {
     /// The unchanged request, for etcd, but for what [`ReadRequest`] has.
     type Original;
 
-    /// Reads and decodes the request. `call` counts its bytes as they arrive.
+    /// Reads and decodes the request, whose header fields are `fields`. `call` counts its bytes as they arrive.
     ///
     /// # Errors
     /// Result of the call if the request is not returned: it was refused, or forwarded because it is not understood.
     async fn receive(
         proxy: &Proxy,
+        fields: &HeadFields,
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
@@ -95,9 +97,10 @@ impl From<CorruptBlock> for Unservable {
     }
 }
 
-/// Serves a read in the format `W`. `call` counts its bytes.
+/// Serves a read in the format `W`, whose header fields are `fields`. `call` counts its bytes.
 pub(in crate::proxy) async fn serve<W: WireFormat>(
     client: &Client,
+    fields: &HeadFields,
     request: Request<Incoming>,
     call: &mut CallBytes,
     record: &mut CallRecord,
@@ -106,19 +109,22 @@ pub(in crate::proxy) async fn serve<W: WireFormat>(
     let span = tracing::debug_span!("read", kind = ?W::KIND);
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
-        return handle::<W>(client, request, call, record).await;
+        return handle::<W>(client, fields, request, call, record).await;
     }
-    handle::<W>(client, request, call, record).instrument(span).await
+    handle::<W>(client, fields, request, call, record)
+        .instrument(span)
+        .await
 }
 
 async fn handle<W: WireFormat>(
     client: &Client,
+    fields: &HeadFields,
     request: Request<Incoming>,
     call: &mut CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
-    let mut received = match W::receive(proxy, request, call, record).await {
+    let mut received = match W::receive(proxy, fields, request, call, record).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
@@ -260,6 +266,7 @@ mod tests {
 
         async fn receive(
             _: &Proxy,
+            _: &HeadFields,
             _: Request<Incoming>,
             _: &mut CallBytes,
             _: &mut CallRecord,

@@ -63,6 +63,7 @@ use super::call::CallRecord;
 use super::forward::forward_endless;
 use super::handles::{CallProtocol, Client};
 use super::response::{CallResult, ResponseBody, status_response};
+use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::{CallMetadata, Method};
 use first::{Declined, first_create, record_forwarded};
 pub(super) use json::{may_serve_json, watch_json};
@@ -73,11 +74,11 @@ use session::Session;
 use stream::StreamContext;
 use stream_bytes::StreamBytes;
 
-/// The metadata of a Watch stream with these headers, if it may be served from memory, as far as that is known before its
+/// The metadata of a Watch stream with these `fields`, those of `headers`, if it may be served from memory, as far as that is known before its
 /// first message.
-pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> Option<CallMetadata> {
+pub(super) fn may_serve(client: &Client, fields: &HeadFields, headers: &HeaderMap) -> Option<CallMetadata> {
     client.proxy.watch_progress_interval?;
-    CallMetadata::from_headers(headers).filter(|metadata| !metadata.bypass)
+    CallMetadata::from_fields(fields, headers).filter(|metadata| !metadata.bypass)
 }
 
 /// Serves a Watch stream. Its first message decides whether from memory: it is read before the response begins, so that

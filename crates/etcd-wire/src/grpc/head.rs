@@ -4,21 +4,17 @@ use http::header::HeaderMap;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri};
 
+use super::fields::HeadFields;
 use super::metadata::remove_own_metadata;
 
 /// Header fields of a call; one with more is refused. Each takes some memory, however short it is, and HPACK sends it in
 /// one byte.
 pub const MAX_FIELDS: usize = 256;
-/// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
-const FIELD_BYTES: usize = 160;
-
 /// Memory of a request's path and header list, in bytes.
 #[must_use]
 pub fn head_bytes(uri: &Uri, headers: &HeaderMap) -> u64 {
-    let fields = headers.iter();
-    let fields = fields.map(|(name, value)| FIELD_BYTES + name.as_str().len() + value.len());
     let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
-    (path + fields.sum::<usize>()) as u64
+    path as u64 + HeadFields::of(headers).bytes
 }
 
 /// Returns a head for calls to etcd at `path` with the metadata of `headers`, to be kept for a long time. The fields are
@@ -54,6 +50,7 @@ mod tests {
 
     use super::*;
     use crate::grpc::WATCH;
+    use crate::grpc::fields::FIELD_BYTES;
 
     #[test]
     fn kept_head_has_the_metadata_for_etcd_in_memory_of_its_own() {

@@ -5,6 +5,7 @@
 
 mod bounds;
 mod event_scan;
+pub mod fields;
 pub mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;

@@ -24,6 +24,7 @@ use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_prot
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
 use etcd_store::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
+use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
 use etcd_wire::grpc::{Method, Status, is_json_of};
 use rangecache_base::telemetry::outcome::{Kind, Read};
@@ -54,6 +55,7 @@ impl WireFormat for Json {
 
     async fn receive(
         proxy: &Proxy,
+        _fields: &HeadFields,
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
