@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::load::{Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::load::{Adopted, Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
 use super::view::{Epoch, Mirror, ReaderEnd};
 use super::watch_hub;
-use etcd_store::cache::Store;
+use etcd_store::cache::{Store, Tree};
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
@@ -100,6 +100,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         mirror,
         load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
         reason_while_loading: Reason::Loading,
+        previous: None,
     };
     loop {
         let epoch = mirror.epoch();
@@ -122,6 +123,9 @@ struct Lifecycle<'a> {
     load_backoff: Backoff,
     /// Reason of reads that are forwarded during the next load: still [`Reason::OverBudget`] if the mirror may not fit.
     reason_while_loading: Reason,
+    /// What the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
+    /// changed since.
+    previous: Option<(Epoch, Tree)>,
 }
 
 impl Lifecycle<'_> {
@@ -137,21 +141,32 @@ impl Lifecycle<'_> {
             "reload"
         };
         let span = background(&mirrors.telemetry, span_name, mirror);
+        let mut previous = self
+            .previous
+            .take()
+            .filter(|(of, _)| *of == epoch)
+            .map(|(_, tree)| tree);
         let loaded = tokio::select! {
-            loaded = load(mirrors, mirror, epoch, self.reason_while_loading) => loaded,
+            loaded = load(mirrors, mirror, epoch, self.reason_while_loading, &mut previous) => loaded,
             () = mirror.epoch_ended(epoch) => Ok(None),
         };
         if let Some(span) = span {
             end_load_span(mirrors, mirror, *span, cause, &loaded);
         }
         match loaded {
-            Ok(Some(connection)) => {
+            Ok(Some((connection, adopted))) => {
                 self.load_backoff.reset();
                 self.reason_while_loading = Reason::Loading;
+                if let Some(adopted) = adopted {
+                    mirror.metrics.adopted.of("memory").inc();
+                    mirror.metrics.adopted_bytes.of("memory").inc_by(adopted.bytes);
+                }
                 tracing::info!(
                     mirror = mirror.name,
                     keys = mirror.metrics.load_keys.get(),
                     bytes = mirror.metrics.load_bytes.get(),
+                    kept_keys = adopted.map(|adopted| adopted.keys),
+                    kept_bytes = adopted.map(|adopted| adopted.bytes),
                     seconds = began.elapsed().as_secs_f64(),
                     "loaded"
                 );
@@ -170,6 +185,7 @@ impl Lifecycle<'_> {
             }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
+                self.previous = previous.map(|tree| (epoch, tree));
                 tokio::time::sleep(self.load_backoff.pause()).await;
                 Err(LoadCause::LoadFailed)
             }
@@ -198,6 +214,10 @@ impl Lifecycle<'_> {
                     explanation,
                     "reloading the mirror"
                 );
+                if matches!(cause, LoadCause::Compacted(_) | LoadCause::Unproven) {
+                    let tree = mirror.current_tree(epoch).ok().flatten();
+                    self.previous = tree.map(|tree| (epoch, tree));
+                }
                 let ended = match cause {
                     LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
                     _ => ReaderEnd::Dropped(Reason::Loading),
@@ -238,13 +258,17 @@ fn end_load_span(
     mirror: &Mirror,
     mut span: Span,
     cause: LoadCause,
-    loaded: &Result<Option<LoadedBy>, LoadError>,
+    loaded: &Result<Option<(LoadedBy, Option<Adopted>)>, LoadError>,
 ) {
     span.set("rangecache.reason", cause.as_str());
     span.set("rangecache.keys", mirror.metrics.load_keys.get());
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
-        Ok(Some(_)) => {}
+        Ok(Some((_, Some(adopted)))) => {
+            span.set_count("rangecache.adopted.keys", adopted.keys);
+            span.set_count("rangecache.adopted.bytes", adopted.bytes);
+        }
+        Ok(Some((_, None))) => {}
         Ok(None) => span.fail(reason_out(mirror).as_str()),
         Err(error) => span.fail(error.to_string()),
     }
@@ -260,13 +284,14 @@ fn reason_out(mirror: &Mirror) -> Reason {
     mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
 }
 
-/// Loads `mirror`, and returns its connection; `None` if its epoch ended meanwhile.
+/// Loads `mirror`, and returns its connection, and what it had already; `None` if its epoch ended meanwhile.
 async fn load(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     reason_while_loading: Reason,
-) -> Result<Option<LoadedBy>, LoadError> {
+    previous: &mut Option<Tree>,
+) -> Result<Option<(LoadedBy, Option<Adopted>)>, LoadError> {
     // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
     let ended = ReaderEnd::Dropped(reason_while_loading);
     if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
@@ -281,7 +306,7 @@ async fn load(
         packing: packing::while_loading(&mirrors.set, mirror),
         mirror,
     };
-    let loaded = load.run().await?;
+    let loaded = load.run(previous).await?;
     let store = Store::new(
         loaded.tree,
         loaded.header.revision,
@@ -289,7 +314,7 @@ async fn load(
         mirror.now(),
     );
     let filled = mirror.fill(epoch, store);
-    Ok(filled.is_ok().then_some(loaded.connection))
+    Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
 }
 
 /// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
@@ -478,6 +503,7 @@ mod tests {
             mirror,
             load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
             reason_while_loading: Reason::Loading,
+            previous: None,
         };
         let following = lifecycle.follow(mirror.epoch(), None);
         let cause = tokio::time::timeout(SOON, following).await.unwrap();
@@ -485,6 +511,14 @@ mod tests {
         assert_eq!(mirror.revision().err(), Some(Reason::Loading));
         let (_, ended) = mirror.observe(0, 0).ended.unwrap();
         assert!(matches!(ended, ReaderEnd::Compacted { .. }), "{ended:?}");
+        // What the mirror had is not read again.
+        let loading = lifecycle.load(mirror.epoch(), cause);
+        let loaded_by = tokio::time::timeout(SOON, loading).await.unwrap().unwrap();
+        assert!(loaded_by.is_some() && lifecycle.previous.is_none());
+        assert_eq!(mirror.metrics.adopted.of("memory").get(), 1);
+        assert!(mirror.metrics.adopted_bytes.of("memory").get() > 0);
+        let anchor = mirror.anchor(mirror.epoch()).unwrap().unwrap();
+        assert_eq!((anchor.revision, anchor.tree.len()), (9, 3));
     }
 
     #[tokio::test]

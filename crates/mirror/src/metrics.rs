@@ -100,6 +100,15 @@ metric_group! {
         /// Useful when: more than starts: see
         /// [RangecacheMirrorReloads](../runbooks.md#rangecachemirrorreloads)
         pub reloads[reason]: Counter = "rangecache_mirror_reloads_total", from_zero = load_causes();
+        /// Loads that read only what differs, by `source`, which had the rest: `memory`, what the mirror had before it fell
+        /// behind a compaction
+        ///
+        /// Useful when: reloads cost etcd much
+        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory"];
+        /// Bytes of keys and values that these loads did not have to read
+        ///
+        /// Useful when: reloads cost etcd much
+        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory"];
         /// Events applied
         ///
         /// Useful when: estimating etcd's write rate

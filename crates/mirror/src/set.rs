@@ -1,7 +1,6 @@
 //! The mirrors of this process: their places, their memory together, and what concerns them all, which is etcd's history.
 //! A reload adds mirrors and removes others while reads and watches refer to them.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use tokio::time::Instant;
@@ -151,7 +150,7 @@ impl MirrorSet {
 
     /// Memory of all mirrors, loads in progress included.
     pub(super) fn used_bytes(&self) -> u64 {
-        let used = |mirror: &Mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed);
+        let used = |mirror: &Mirror| mirror.memory_bytes() + mirror.loading_bytes();
         self.all().map(used).sum()
     }
 

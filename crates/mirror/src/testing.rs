@@ -151,7 +151,7 @@ impl Etcd {
             kvs: found
                 .iter()
                 .take(limit)
-                .map(|event| event.encode_to_vec().into())
+                .map(|event| answered(event, request.keys_only))
                 .collect(),
             count,
         })
@@ -173,6 +173,16 @@ impl Etcd {
         }
         response.map(|response| response.encode_to_vec())
     }
+}
+
+/// The KeyValue of an event in an answer. As etcd 3.7, without the lease where there is no value.
+fn answered(event: &KeyValue, keys_only: bool) -> Bytes {
+    let mut event = event.clone();
+    if keys_only {
+        event.value.clear();
+        event.lease = 0;
+    }
+    event.encode_to_vec().into()
 }
 
 /// Runs a RangeStream: a chunk for each key, the header in the last one.
@@ -354,6 +364,11 @@ impl Bench {
     }
 
     pub(super) async fn load(&self) -> Result<Loaded, LoadError> {
+        self.load_after(&mut None).await
+    }
+
+    /// Loads a mirror that had `previous` before.
+    pub(super) async fn load_after(&self, previous: &mut Option<Tree>) -> Result<Loaded, LoadError> {
         let load = Load {
             set: &self.set,
             upstream: &self.upstream,
@@ -363,7 +378,7 @@ impl Bench {
             packing: Packing::Never,
             mirror: self.mirror(),
         };
-        tokio::time::timeout(SOON, load.run()).await.unwrap()
+        tokio::time::timeout(SOON, load.run(previous)).await.unwrap()
     }
 
     /// Loads the mirror and fills it; returns the connection of the load.

@@ -34,6 +34,14 @@ impl Ledger {
         ledger
     }
 
+    /// Begins the running totals at zero.
+    pub(super) fn reset_totals(&mut self) {
+        self.copied_bytes = 0;
+        self.left_bytes = 0;
+        self.gathered_bytes = 0;
+        self.copied_for_readers_bytes = 0;
+    }
+
     /// Counts an entry of the tree.
     pub(super) fn add(&mut self, stored: &StoredEntry) {
         self.entry_bytes += stored.memory_bytes();

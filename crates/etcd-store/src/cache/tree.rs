@@ -278,6 +278,11 @@ impl Tree {
         self.ledger.copied_for_readers_bytes
     }
 
+    /// Begins the running totals again, for a store of its own.
+    pub fn reset_totals(&mut self) {
+        self.ledger.reset_totals();
+    }
+
     /// Counts bytes that were replaced, as copied for the readers that may keep them.
     pub(super) fn count_kept_by_readers(&mut self, bytes: u64) {
         self.ledger.copied_for_readers_bytes += bytes;

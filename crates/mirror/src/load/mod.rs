@@ -4,20 +4,26 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `adopt` | loads of what has changed since the mirror had its keys |
+//! | `difference` | what differs, by keys and revisions |
+//! | `read` | the requests of a load |
 //! | `cause` | causes of loads, for the metric and the log |
 //! | `pace`, `pacing` | the rate of loads, by etcd's latency |
 //! | `over_budget` | waiting until a mirror fits into memory again |
 
+mod adopt;
 mod cause;
+mod difference;
 pub(super) mod over_budget;
 mod pace;
 mod pacing;
+mod read;
 
+pub(super) use adopt::Adopted;
 pub(super) use cause::LoadCause;
 pub(super) use pacing::LoadPacing;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,22 +32,19 @@ use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 use super::history::{Before, Keys, Position};
-use super::metrics::StreamFallbacks;
 use super::residency::{cost, warn_of_left_out};
 use super::set::MirrorSet;
 use super::view::Mirror;
 use etcd_store::cache::{MalformedKeyValue, Packing, ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
-use pace::KEY_COST_BYTES;
-use pacing::{PacedChannel, PacedLoad};
+use etcd_wire::etcdserverpb::RangeResponse;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::Telemetry;
-use rangecache_upstream::{ConnectError, Connection, ReceiveWindow, Upstream, first_page_limit, page_limit};
+use rangecache_upstream::{
+    ConnectError, Connection, ReceiveWindow, Upstream, first_page_limit, is_compaction, page_limit,
+};
+use read::{PIECE_TIMEOUT, Reader, Sink};
 
-/// Timeout for the next page or chunk.
-const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of the log lines of a long load.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Target size of a page in bytes: large enough that etcd's count of the whole range, which each page costs, is small
@@ -56,7 +59,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keys whose tree is built at once: that takes less than handing it to another thread and back.
 const BUILT_AT_ONCE_KEYS: u64 = 1_000;
 /// Bytes of a page or chunk from which another thread packs it.
-const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
+const PACKED_AT_ONCE_BYTES: u64 = 64 << 10;
 
 /// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
 /// the load.
@@ -71,6 +74,8 @@ pub(super) struct Loaded {
     pub(super) header: ResponseHeader,
     /// The connection of the load.
     pub(super) connection: LoadedBy,
+    /// What the mirror had already; `None` if everything was read.
+    pub(super) adopted: Option<Adopted>,
 }
 
 /// Failure of a load.
@@ -108,6 +113,12 @@ pub(super) enum LoadError {
     /// The history behind the new connection differs from that of the load.
     #[error("etcd's history was replaced meanwhile")]
     HistoryReplaced,
+    /// Two reads at one revision contradict each other.
+    #[error("etcd's responses at one revision contradict each other")]
+    Inconsistent,
+    /// What the mirror had before differs so much that a load costs little more than the difference.
+    #[error("too much has changed")]
+    TooDifferent,
     /// The task that builds the tree panicked.
     #[error("building the tree failed")]
     Build,
@@ -134,10 +145,7 @@ pub(super) struct Load<'a> {
 
 /// The keys of a load that have arrived so far.
 struct Gathered<'a> {
-    load: &'a Load<'a>,
-    pacing: Arc<PacedLoad>,
-    /// etcd's header at the revision of the load.
-    pinned: ResponseHeader,
+    reader: Arc<Reader<'a>>,
     max_bytes: u64,
     builder: TreeBuilder,
     began: Instant,
@@ -157,25 +165,35 @@ impl LoadError {
             _ => false,
         }
     }
+
+    /// Whether etcd has compacted the revision of the load.
+    fn is_compaction(&self) -> bool {
+        matches!(self, LoadError::Status(status) if is_compaction(status))
+    }
+
+    /// Whether a load of everything may do better than one of what has changed.
+    fn may_be_avoided(&self) -> bool {
+        !self.is_broken() && !matches!(self, LoadError::HistoryReplaced | LoadError::NotEtcd)
+    }
 }
 
 impl Load<'_> {
-    /// Loads on a dedicated connection. When the connection breaks, continues on another one behind the last key.
+    /// Loads on a dedicated connection. When the connection breaks, continues on another one behind the last key. Of
+    /// `previous`, what the mirror had before, only what differs is read; it is taken once everything has to be.
     ///
     /// # Errors
     /// [`LoadError`]; the keys that have arrived are dropped.
-    pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
-        let mut connection = self.connect(None).await?;
-        let before = self.set.cluster_state.before_check();
-        let raft_index = connection.member_status().await?.raft_index;
-        let pinned = self.position(&connection, &before).await?;
-        if pinned.cluster_id == 0 {
-            return Err(LoadError::NotEtcd);
+    pub(super) async fn run(&self, previous: &mut Option<Tree>) -> Result<Loaded, LoadError> {
+        if let Some(tree) = previous {
+            match self.adopt(tree).await {
+                Err(error) if error.may_be_avoided() => {
+                    tracing::info!(mirror = self.mirror.name, %error, "loading everything instead of what has changed");
+                    *previous = None;
+                }
+                adopted => return adopted,
+            }
         }
-        // A restore is detected from now on.
-        self.set
-            .cluster_state
-            .note_raft_index(&before, raft_index, pinned.revision);
+        let (mut connection, _, pinned) = self.begin(None).await?;
         let mut gathered = Gathered::new(self, pinned);
         let (mut resumes, mut keys) = (0, 0);
         let mut is_interrupted = false;
@@ -202,6 +220,23 @@ impl Load<'_> {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// A connection, preferably not to the endpoint `but`, the state before its first read, and the header of that: the
+    /// load's revision.
+    async fn begin(&self, but: Option<&Url>) -> Result<(Arc<Connection>, Before, ResponseHeader), LoadError> {
+        let connection = self.connect(but).await?;
+        let before = self.set.cluster_state.before_check();
+        let raft_index = connection.member_status().await?.raft_index;
+        let pinned = self.position(&connection, &before).await?;
+        if pinned.cluster_id == 0 {
+            return Err(LoadError::NotEtcd);
+        }
+        // A restore is detected from now on.
+        self.set
+            .cluster_state
+            .note_raft_index(&before, raft_index, pinned.revision);
+        Ok((connection, before, pinned))
     }
 
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
@@ -257,13 +292,9 @@ impl Load<'_> {
 
 impl<'a> Gathered<'a> {
     fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
-        load.mirror.metrics.load_keys.set(0);
-        load.mirror.metrics.load_bytes.set(0);
         let now = Instant::now();
         Gathered {
-            load,
-            pacing: Arc::new(load.pacing.begin()),
-            pinned,
+            reader: Arc::new(Reader::new(load, pinned)),
             max_bytes: load.set.budget_of(load.mirror),
             builder: TreeBuilder::new(load.packing),
             began: now,
@@ -271,150 +302,17 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Reads the remaining keys, and measures etcd's latency meanwhile.
+    /// Reads the remaining keys.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
-        let load = self.load;
-        let _measuring = self
-            .pacing
-            .measure(load.tasks, load.upstream, connection, &load.mirror.scope);
-        self.read_paced(connection).await
-    }
-
-    async fn read_paced(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
-        let (channel, origin) = connection.own_channel();
-        let channel = self.pacing.channel(channel);
-        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let reason = match self.load.upstream.lacks_range_stream(connection) {
-            Some(reason) => reason,
-            None => match self.by_stream(&mut client).await {
-                // An etcd, or a proxy in front of it, without the method: nothing has arrived yet.
-                Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
-                    connection.refused_range_stream(status.message())
-                }
-                other => return other,
-            },
-        };
-        self.load
-            .telemetry
-            .metrics
-            .group::<StreamFallbacks>()
-            .record(reason.as_str());
-        self.by_pages(&mut client).await
-    }
-
-    /// A request for the remaining keys.
-    fn rest(&self) -> RangeRequest {
-        let scope = &self.load.mirror.scope;
-        RangeRequest {
-            key: self.builder.last_key().map_or_else(|| scope.key(), successor),
-            range_end: scope.range_end(),
-            revision: self.pinned.revision,
-            ..RangeRequest::default()
-        }
-    }
-
-    async fn by_stream(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
-        let call = client.range_stream(self.rest());
-        let mut stream = tokio::time::timeout(PIECE_TIMEOUT, call)
-            .await
-            .map_err(|_| LoadError::TimedOut)??
-            .into_inner();
-        let mut is_whole = false;
-        loop {
-            let piece = tokio::time::timeout(PIECE_TIMEOUT, stream.message());
-            let Some(chunk) = piece.await.map_err(|_| LoadError::TimedOut)?? else {
-                break;
-            };
-            if let Some(response) = chunk.range_response {
-                // Only the last chunk has a header.
-                is_whole |= response.header.is_some();
-                self.add(response).await?;
-            }
-        }
-        if is_whole {
-            Ok(())
-        } else {
-            Err(LoadError::NoRevision)
-        }
-    }
-
-    async fn by_pages(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
-        loop {
-            let request = RangeRequest {
-                limit: self.page_limit(),
-                ..self.rest()
-            };
-            let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request))
-                .await
-                .map_err(|_| LoadError::TimedOut)??
-                .into_inner();
-            let is_last = !response.more || response.kvs.is_empty();
-            self.add(response).await?;
-            if is_last {
-                return Ok(());
-            }
-            self.pacing.pay().await;
-        }
-    }
-
-    /// Limit of the next page.
-    fn page_limit(&self) -> i64 {
-        match self.builder.len() {
-            0 => first_page_limit(),
-            keys => page_limit(PAGE_TARGET_BYTES, self.builder.encoded_bytes() / keys),
-        }
-    }
-
-    /// Adds one page or chunk.
-    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
-        self.pacing.charge(response.kvs.len() as u64 * KEY_COST_BYTES);
-        let bytes: usize = response.kvs.iter().map(Bytes::len).sum();
-        if self.load.packing != Packing::Never && bytes > PACKED_AT_ONCE_BYTES {
-            // Milliseconds, in which this thread can serve calls.
-            let builder = std::mem::take(&mut self.builder);
-            let adding = tokio::task::spawn_blocking(move || push_all(builder, response.kvs));
-            self.builder = adding.await.map_err(|_| LoadError::Build)??;
-        } else {
-            self.builder = push_all(std::mem::take(&mut self.builder), response.kvs)?;
-        }
-        let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
-        let bytes = self.builder.encoded_bytes();
-        let metrics = &self.load.mirror.metrics;
-        metrics.load_keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
-        metrics.load_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-        let memory_bytes = if memory_bytes > self.max_bytes {
-            self.make_room().await?
-        } else {
-            memory_bytes
-        };
-        self.load
-            .mirror
-            .loading_bytes()
-            .store(memory_bytes, Ordering::Relaxed);
-        if memory_bytes > self.max_bytes {
-            return Err(LoadError::OverBudget {
-                max_bytes: self.max_bytes,
-                mean_bytes: memory_bytes / keys.max(1),
-            });
-        }
-        if self.last_logged.elapsed() >= LOG_INTERVAL {
-            self.last_logged = Instant::now();
-            tracing::info!(
-                mirror = self.load.mirror.name,
-                keys,
-                bytes,
-                seconds = self.began.elapsed().as_secs(),
-                bytes_per_second = self.pacing.rate(),
-                "loading"
-            );
-        }
-        Ok(())
+        let reader = Arc::clone(&self.reader);
+        reader.read(connection, false, self).await
     }
 
     /// Leaves out values until there is room again, if values may be packed; returns the memory of the keys that have arrived.
     async fn make_room(&mut self) -> Result<u64, LoadError> {
-        let (mirror, max_bytes) = (self.load.mirror, self.max_bytes / 16 * 15);
-        if self.load.packing != Packing::Never {
+        let load = self.reader.load;
+        let (mirror, max_bytes) = (load.mirror, self.max_bytes / 16 * 15);
+        if load.packing != Packing::Never {
             let mut builder = std::mem::take(&mut self.builder);
             let reads = mirror.reads_by_prefix();
             let leaving_out = tokio::task::spawn_blocking(move || {
@@ -439,18 +337,69 @@ impl<'a> Gathered<'a> {
         };
         Ok(Some(Keys {
             tree: build(self.builder.clone()).await?,
-            from: self.load.mirror.scope.key(),
+            from: self.reader.load.mirror.scope.key(),
             end,
-            revision: self.pinned.revision,
+            revision: self.reader.pinned.revision,
         }))
     }
 
     async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
         Ok(Loaded {
             tree: build(self.builder).await?,
-            header: self.pinned,
+            header: self.reader.pinned,
             connection,
+            adopted: None,
         })
+    }
+}
+
+impl Sink for Gathered<'_> {
+    fn last_key(&self) -> Option<Bytes> {
+        self.builder.last_key().map(Bytes::copy_from_slice)
+    }
+
+    fn page_limit(&self) -> i64 {
+        match self.builder.len() {
+            0 => first_page_limit(),
+            keys => page_limit(PAGE_TARGET_BYTES, self.builder.encoded_bytes() / keys),
+        }
+    }
+
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
+        let (load, bytes) = (self.reader.load, self.reader.record(&response.kvs));
+        if load.packing != Packing::Never && bytes > PACKED_AT_ONCE_BYTES {
+            // Milliseconds, in which this thread can serve calls.
+            let builder = std::mem::take(&mut self.builder);
+            let adding = tokio::task::spawn_blocking(move || push_all(builder, response.kvs));
+            self.builder = adding.await.map_err(|_| LoadError::Build)??;
+        } else {
+            self.builder = push_all(std::mem::take(&mut self.builder), response.kvs)?;
+        }
+        let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
+        let memory_bytes = if memory_bytes > self.max_bytes {
+            self.make_room().await?
+        } else {
+            memory_bytes
+        };
+        load.mirror.record_loading(memory_bytes);
+        if memory_bytes > self.max_bytes {
+            return Err(LoadError::OverBudget {
+                max_bytes: self.max_bytes,
+                mean_bytes: memory_bytes / keys.max(1),
+            });
+        }
+        if self.last_logged.elapsed() >= LOG_INTERVAL {
+            self.last_logged = Instant::now();
+            tracing::info!(
+                mirror = load.mirror.name,
+                keys,
+                bytes = self.builder.encoded_bytes(),
+                seconds = self.began.elapsed().as_secs(),
+                bytes_per_second = self.reader.pacing.rate(),
+                "loading"
+            );
+        }
+        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::MutexGuard;
@@ -56,8 +56,13 @@ impl Mirror {
     }
 
     /// Bytes of a load that is not in service yet.
-    pub(crate) fn loading_bytes(&self) -> &AtomicU64 {
-        &self.loading_bytes
+    pub(crate) fn loading_bytes(&self) -> u64 {
+        self.loading_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Records the bytes of a load that is not in service yet.
+    pub(crate) fn record_loading(&self, bytes: u64) {
+        self.loading_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// State of the mirror that a resumed feed is compared with; `None` while nothing is loaded.

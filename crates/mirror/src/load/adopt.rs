@@ -1,0 +1,219 @@
+//! Adoption: a tree from before is brought to etcd's state by what differs, instead of by a load of everything.
+//!
+//! etcd's keys are read without their values and compared with the tree's ([`difference`](super::difference)); what is new or
+//! changed is read at the same revision. That is right only if the tree is of etcd's history, which is proven by the newest
+//! entries that seem unchanged: after a rollback an entry may be equal in all but its value, because both histories
+//! wrote it at the same revision. No entry that both histories share from before is newer than that one, so it is among the newest.
+//! The cluster and the raft log were compared before, as for every load.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::difference::{Difference, Span, is_unchanged};
+use super::pacing::PacedChannel;
+use super::read::{Reader, Sink, page};
+use super::{Load, LoadError, Loaded, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
+use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_base::net::Url;
+use rangecache_upstream::{Connection, page_limit, range};
+
+/// Reads of changed and of compared values that are in flight at once.
+const IN_FLIGHT: usize = 8;
+/// Entries that are put into the tree at once: that takes less than handing them to another thread and back.
+const APPLIED_AT_ONCE: usize = 1_000;
+
+/// What a load did not have to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Adopted {
+    /// Keys.
+    pub(crate) keys: u64,
+    /// Length of their entries, in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// The comparison of the keys as they arrive.
+struct Comparing<'a> {
+    reader: &'a Reader<'a>,
+    difference: Difference,
+}
+
+impl Sink for Comparing<'_> {
+    fn last_key(&self) -> Option<Bytes> {
+        self.difference.last_key().cloned()
+    }
+
+    /// Before 3.7 etcd reads the values, too.
+    fn page_limit(&self) -> i64 {
+        page_limit(PAGE_TARGET_BYTES, self.difference.mean_bytes())
+    }
+
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
+        self.reader.record(&response.kvs);
+        self.difference.add(&response.kvs)
+    }
+}
+
+impl Load<'_> {
+    /// Brings `tree`, which the mirror had before, to etcd's present state. Begins again when a connection breaks or etcd
+    /// compacts the revision meanwhile.
+    ///
+    /// # Errors
+    /// [`LoadError::HistoryReplaced`] if the tree is of another history: every mirror is dropped then.
+    /// [`LoadError::TooDifferent`] if a load costs little more.
+    pub(super) async fn adopt(&self, tree: &Tree) -> Result<Loaded, LoadError> {
+        let mut broken: Option<Url> = None;
+        let mut attempts = 0;
+        loop {
+            let error = match self.adopt_once(tree, &mut broken).await {
+                Ok(loaded) => return Ok(loaded),
+                Err(error) => error,
+            };
+            attempts += 1;
+            if !(error.is_broken() || error.is_compaction()) || attempts > MAX_RESUMES {
+                return Err(error);
+            }
+            tracing::info!(mirror = self.mirror.name, %error, "reading of what has changed was interrupted; it begins again");
+            tokio::time::sleep(RESUME_PAUSE).await;
+        }
+    }
+
+    /// One attempt, if possible not at the endpoint `broken`, which becomes that of this attempt.
+    async fn adopt_once(&self, tree: &Tree, broken: &mut Option<Url>) -> Result<Loaded, LoadError> {
+        let (connection, before, pinned) = self.begin(broken.as_ref()).await?;
+        *broken = Some(connection.url().clone());
+        self.mirror.record_loading(tree.memory_bytes());
+        let reader = Reader::new(self, pinned);
+        let mut comparing = Comparing {
+            reader: &reader,
+            difference: Difference::new(tree.clone()),
+        };
+        reader.read(&connection, true, &mut comparing).await?;
+        let mean_bytes = comparing.difference.mean_bytes();
+        let compared = comparing.difference.finish()?;
+        if !are_held(&reader, &connection, compared.newest).await? {
+            return Err(self.another_history(&before, pinned.revision));
+        }
+        let client = reader.client(&connection);
+        let reads = stream::iter(compared.spans).map(|span| {
+            let (reader, client) = (&reader, client.clone());
+            async move { read_span(reader, client, span, mean_bytes).await }
+        });
+        let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
+        let Some((tree, adopted)) = applied(tree.clone(), compared.removed, entries).await? else {
+            return Err(self.another_history(&before, pinned.revision));
+        };
+        Ok(Loaded {
+            tree,
+            header: pinned,
+            connection: Some(connection),
+            adopted: Some(adopted),
+        })
+    }
+}
+
+/// Whether etcd has `entries` at the revision of the load, with their values.
+async fn are_held(
+    reader: &Reader<'_>,
+    connection: &Arc<Connection>,
+    entries: Vec<StoredEntry>,
+) -> Result<bool, LoadError> {
+    let reads = stream::iter(entries).map(|ours| async move {
+        let theirs = range(connection, at(reader, ours.key())).await?;
+        let is_same = |theirs: &Bytes| Unpacker::default().is_message(&ours, theirs);
+        Ok(theirs.kvs.first().is_some_and(is_same))
+    });
+    reads
+        .buffer_unordered(IN_FLIGHT)
+        .try_all(std::future::ready)
+        .await
+}
+
+/// A read of one key at the revision of the load.
+fn at(reader: &Reader<'_>, key: &[u8]) -> RangeRequest {
+    RangeRequest {
+        key: Bytes::copy_from_slice(key),
+        revision: reader.pinned.revision,
+        ..RangeRequest::default()
+    }
+}
+
+/// The entries of a span, in pages of keys that take `mean_bytes` each.
+async fn read_span(
+    reader: &Reader<'_>,
+    mut client: KvClient<PacedChannel>,
+    span: Span,
+    mean_bytes: u64,
+) -> Result<Vec<Entry>, LoadError> {
+    let mut entries = Vec::new();
+    let mut request = RangeRequest {
+        range_end: successor(&span.last),
+        limit: page_limit(PAGE_TARGET_BYTES, mean_bytes),
+        ..at(reader, &span.first)
+    };
+    loop {
+        let response = page(&mut client, request.clone()).await?;
+        reader.record(&response.kvs);
+        for key_value in &response.kvs {
+            entries.push(Entry::from_key_value(key_value)?);
+        }
+        match entries.last() {
+            Some(last) if response.more => request.key = successor(last.key()),
+            Some(last) if entries.len() as u64 == span.keys && last.key() == &*span.last => {
+                return Ok(entries);
+            }
+            _ => return Err(LoadError::Inconsistent),
+        }
+        reader.pacing.pay().await;
+    }
+}
+
+/// `tree` without the keys `removed` and with `entries`, and what it had of them before; `None` if it has an entry with
+/// another value.
+async fn applied(
+    tree: Tree,
+    removed: Vec<Bytes>,
+    entries: Vec<Vec<Entry>>,
+) -> Result<Option<(Tree, Adopted)>, LoadError> {
+    let number = removed.len() + entries.iter().map(Vec::len).sum::<usize>();
+    if number <= APPLIED_AT_ONCE {
+        return Ok(apply(tree, &removed, entries));
+    }
+    tokio::task::spawn_blocking(move || apply(tree, &removed, entries))
+        .await
+        .map_err(|_| LoadError::Build)
+}
+
+fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<(Tree, Adopted)> {
+    for key in removed {
+        tree.remove(key);
+    }
+    let mut unpacker = Unpacker::default();
+    let (mut read_keys, mut read_bytes) = (0, 0);
+    for entry in entries.into_iter().flatten() {
+        let ours = tree.get(entry.key());
+        // Unchanged ones lie between those that were changed.
+        if let Some(ours) = ours.filter(|ours| is_unchanged(ours, &entry)) {
+            if !unpacker.is_same(ours, &entry) {
+                return None;
+            }
+            continue;
+        }
+        read_keys += 1;
+        read_bytes += entry.encoded_len() as u64;
+        tree.insert(entry);
+    }
+    let adopted = Adopted {
+        keys: tree.len() - read_keys,
+        bytes: tree.summary().encoded_bytes - read_bytes,
+    };
+    tree.reset_totals();
+    Some((tree, adopted))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,150 @@
+//! Adoptions of what a mirror had before, at a scripted etcd.
+
+use std::ops::ControlFlow;
+
+use super::*;
+use crate::history::HistoryId;
+use crate::testing::{Bench, Etcd};
+
+/// Keys with their values.
+fn contents(tree: &Tree) -> Vec<String> {
+    let mut contents = Vec::new();
+    tree.for_each_from(0, |entry| {
+        let entry = entry.read().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let fields = entry.fields();
+        contents.push(format!(
+            "{}={}",
+            text(fields.key),
+            text(&fields.value.contiguous())
+        ));
+        ControlFlow::Continue(())
+    });
+    contents
+}
+
+/// Keys whose values were read since the first `skipped` reads.
+fn values_read(etcd: &Etcd, skipped: usize) -> Vec<String> {
+    let text = |key: &Bytes| String::from_utf8(key.to_vec()).unwrap();
+    etcd.reads[skipped..].iter().map(|read| text(&read.key)).collect()
+}
+
+/// A tree of `a`, `b` and `c`, from an etcd that then has another `b`, no `c`, and a `d`.
+async fn changed() -> (Bench, Option<Tree>) {
+    let bench = Bench::new().await;
+    let previous = bench.load().await.unwrap().tree;
+    let mut etcd = bench.etcd.lock();
+    etcd.put("b", "changed");
+    etcd.delete("c");
+    etcd.put("d", "new");
+    drop(etcd);
+    (bench, Some(previous))
+}
+
+const NOW: [&str; 3] = ["a=loaded", "b=changed", "d=new"];
+
+#[tokio::test]
+async fn only_what_is_new_or_changed_is_read() {
+    for has_range_stream in [true, false] {
+        let (bench, mut previous) = changed().await;
+        bench.etcd.lock().has_range_stream = has_range_stream;
+        let read_before = bench.etcd.lock().reads.len();
+        let loaded = bench.load_after(&mut previous).await.unwrap();
+        assert_eq!(
+            (contents(&loaded.tree), loaded.header.revision),
+            (NOW.map(String::from).to_vec(), 7)
+        );
+        assert!(loaded.connection.is_some());
+        let adopted = loaded.adopted.unwrap();
+        let kept = previous.unwrap().get(b"a").unwrap().encoded_len() as u64;
+        assert_eq!((adopted.keys, adopted.bytes), (1, kept));
+        let etcd = bench.etcd.lock();
+        // Behind the RangeStream of keys. `a` is compared; `b` and `d` are read together.
+        assert_eq!(values_read(&etcd, read_before + 1), ["a", "b"]);
+    }
+}
+
+#[tokio::test]
+async fn tree_whose_newest_unchanged_entry_has_another_value_is_of_another_history() {
+    let (bench, mut previous) = changed().await;
+    bench.etcd.lock().rewrite(2);
+    let error = bench.load_after(&mut previous).await.unwrap_err();
+    assert!(matches!(error, LoadError::HistoryReplaced), "{error}");
+    assert_ne!(bench.set.cluster_state.history(), HistoryId::FIRST);
+}
+
+#[tokio::test]
+async fn each_of_the_newest_unchanged_entries_is_compared() {
+    for (rewritten, is_replaced) in [(104, true), (41, true), (40, false)] {
+        let bench = Bench::new().await;
+        for n in 0..100 {
+            bench.etcd.lock().put(&format!("k{n:02}"), "loaded");
+        }
+        let mut previous = Some(bench.load().await.unwrap().tree);
+        bench.etcd.lock().rewrite(rewritten);
+        let loaded = bench.load_after(&mut previous).await;
+        assert_eq!(loaded.is_err(), is_replaced, "{rewritten}: {:?}", loaded.err());
+    }
+}
+
+#[tokio::test]
+async fn unchanged_entry_that_is_read_with_its_neighbours_is_compared_too() {
+    let bench = Bench::new().await;
+    for n in 0..100 {
+        bench.etcd.lock().put(&format!("k{n:02}"), "loaded");
+    }
+    let mut previous = Some(bench.load().await.unwrap().tree);
+    // The first keys are among the changed ones, and are not among the newest.
+    bench.etcd.lock().put("a", "changed");
+    bench.etcd.lock().put("c", "changed");
+    bench.etcd.lock().rewrite(3);
+    let error = bench.load_after(&mut previous).await.unwrap_err();
+    assert!(matches!(error, LoadError::HistoryReplaced), "{error}");
+}
+
+#[tokio::test]
+async fn comparison_that_breaks_off_removes_nothing_and_begins_again() {
+    let (bench, mut previous) = changed().await;
+    let write: crate::testing::Then = |etcd| drop(etcd.put("e", "later"));
+    bench.etcd.lock().breaks.push_back((1, write));
+    let loaded = bench.load_after(&mut previous).await.unwrap();
+    let mut expected = NOW.map(String::from).to_vec();
+    expected.push("e=later".into());
+    assert_eq!((contents(&loaded.tree), loaded.header.revision), (expected, 8));
+    assert!(loaded.adopted.is_some());
+}
+
+#[tokio::test]
+async fn revision_that_is_compacted_meanwhile_is_replaced_by_a_later_one() {
+    let (bench, mut previous) = changed().await;
+    let compact: crate::testing::Then = |etcd| {
+        etcd.put("e", "later");
+        etcd.compacted = 8;
+    };
+    bench.etcd.lock().breaks.push_back((3, compact));
+    let loaded = bench.load_after(&mut previous).await.unwrap();
+    assert_eq!(loaded.header.revision, 8);
+    assert!(loaded.adopted.is_some());
+}
+
+#[tokio::test]
+async fn everything_is_loaded_where_too_much_has_changed() {
+    let bench = Bench::new().await;
+    let mut previous = Some(bench.load().await.unwrap().tree);
+    for n in 0..1_001 {
+        bench.etcd.lock().put(&format!("k{n:04}"), "new");
+    }
+    let loaded = bench.load_after(&mut previous).await.unwrap();
+    assert_eq!((loaded.tree.len(), loaded.adopted), (1_004, None));
+    assert!(previous.is_none(), "its memory is free during the load");
+}
+
+#[tokio::test]
+async fn another_cluster_is_not_asked_for_differences() {
+    let (bench, mut previous) = changed().await;
+    bench.etcd.lock().cluster_id = 8;
+    let reads = bench.etcd.lock().reads.len();
+    let error = bench.load_after(&mut previous).await.unwrap_err();
+    assert!(matches!(error, LoadError::HistoryReplaced), "{error}");
+    assert_eq!(bench.etcd.lock().reads.len(), reads);
+}

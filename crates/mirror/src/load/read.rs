@@ -1,0 +1,175 @@
+//! Reads of a scope at one revision: as one RangeStream where etcd has it, otherwise page by page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tonic::Code;
+
+use super::pace::KEY_COST_BYTES;
+use super::pacing::{PacedChannel, PacedLoad};
+use super::{Load, LoadError};
+use crate::metrics::StreamFallbacks;
+use etcd_store::cache::ResponseHeader;
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_base::telemetry::metrics::gauge;
+use rangecache_upstream::Connection;
+
+/// Timeout for the next page or chunk.
+pub(super) const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Receiver of what is read.
+pub(super) trait Sink {
+    /// The last key that has arrived; `None` before the first.
+    fn last_key(&self) -> Option<Bytes>;
+
+    /// Limit of the next page.
+    fn page_limit(&self) -> i64;
+
+    /// Takes one page or chunk.
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError>;
+}
+
+/// Reader of one load.
+pub(super) struct Reader<'a> {
+    pub(super) load: &'a Load<'a>,
+    pub(super) pacing: Arc<PacedLoad>,
+    /// etcd's header at the revision of the load.
+    pub(super) pinned: ResponseHeader,
+}
+
+impl<'a> Reader<'a> {
+    /// Begins a load at the revision of `pinned`.
+    pub(super) fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Reader<'a> {
+        load.mirror.metrics.load_keys.set(0);
+        load.mirror.metrics.load_bytes.set(0);
+        Reader {
+            load,
+            pacing: Arc::new(load.pacing.begin()),
+            pinned,
+        }
+    }
+
+    /// Counts and charges what was read; returns its bytes.
+    pub(super) fn record(&self, key_values: &[Bytes]) -> u64 {
+        self.pacing.charge(key_values.len() as u64 * KEY_COST_BYTES);
+        let metrics = &self.load.mirror.metrics;
+        metrics.load_keys.inc_by(gauge(key_values.len() as u64));
+        let bytes = key_values.iter().map(|key_value| key_value.len() as u64).sum();
+        metrics.load_bytes.inc_by(gauge(bytes));
+        bytes
+    }
+
+    /// Reads the scope's keys behind those that `sink` has, without their values if `keys_only`. Measures etcd's latency
+    /// meanwhile.
+    pub(super) async fn read(
+        &self,
+        connection: &Arc<Connection>,
+        keys_only: bool,
+        sink: &mut impl Sink,
+    ) -> Result<(), LoadError> {
+        let load = self.load;
+        let _measuring = self
+            .pacing
+            .measure(load.tasks, load.upstream, connection, &load.mirror.scope);
+        let mut client = self.client(connection);
+        let reason = match load.upstream.lacks_range_stream(connection) {
+            Some(reason) => reason,
+            None => match self.by_stream(&mut client, keys_only, sink).await {
+                // An etcd, or a proxy in front of it, without the method: nothing has arrived yet.
+                Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
+                    connection.refused_range_stream(status.message())
+                }
+                other => return other,
+            },
+        };
+        load.telemetry
+            .metrics
+            .group::<StreamFallbacks>()
+            .record(reason.as_str());
+        self.by_pages(&mut client, keys_only, sink).await
+    }
+
+    /// A client whose responses are paced.
+    pub(super) fn client(&self, connection: &Arc<Connection>) -> KvClient<PacedChannel> {
+        let (channel, origin) = connection.own_channel();
+        let channel = self.pacing.channel(channel);
+        KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX)
+    }
+
+    /// A request for the remaining keys.
+    fn rest(&self, keys_only: bool, sink: &impl Sink) -> RangeRequest {
+        let scope = &self.load.mirror.scope;
+        RangeRequest {
+            key: sink
+                .last_key()
+                .map_or_else(|| scope.key(), |last| successor(&last)),
+            range_end: scope.range_end(),
+            revision: self.pinned.revision,
+            keys_only,
+            ..RangeRequest::default()
+        }
+    }
+
+    async fn by_stream(
+        &self,
+        client: &mut KvClient<PacedChannel>,
+        keys_only: bool,
+        sink: &mut impl Sink,
+    ) -> Result<(), LoadError> {
+        let call = client.range_stream(self.rest(keys_only, sink));
+        let mut stream = tokio::time::timeout(PIECE_TIMEOUT, call)
+            .await
+            .map_err(|_| LoadError::TimedOut)??
+            .into_inner();
+        let mut is_whole = false;
+        loop {
+            let piece = tokio::time::timeout(PIECE_TIMEOUT, stream.message());
+            let Some(chunk) = piece.await.map_err(|_| LoadError::TimedOut)?? else {
+                break;
+            };
+            if let Some(response) = chunk.range_response {
+                // Only the last chunk has a header.
+                is_whole |= response.header.is_some();
+                sink.add(response).await?;
+            }
+        }
+        if is_whole {
+            Ok(())
+        } else {
+            Err(LoadError::NoRevision)
+        }
+    }
+
+    async fn by_pages(
+        &self,
+        client: &mut KvClient<PacedChannel>,
+        keys_only: bool,
+        sink: &mut impl Sink,
+    ) -> Result<(), LoadError> {
+        loop {
+            let request = RangeRequest {
+                limit: sink.page_limit(),
+                ..self.rest(keys_only, sink)
+            };
+            let response = page(client, request).await?;
+            let is_last = !response.more || response.kvs.is_empty();
+            sink.add(response).await?;
+            if is_last {
+                return Ok(());
+            }
+            self.pacing.pay().await;
+        }
+    }
+}
+
+/// etcd's response to one page.
+pub(super) async fn page(
+    client: &mut KvClient<PacedChannel>,
+    request: RangeRequest,
+) -> Result<RangeResponse, LoadError> {
+    let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request));
+    Ok(response.await.map_err(|_| LoadError::TimedOut)??.into_inner())
+}
