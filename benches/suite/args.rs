@@ -19,6 +19,7 @@ Examples:
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
   cargo bench --bench suite -- scarce [--random]             what do reads cost if values do not fit?
+  cargo bench --bench suite -- gap                           what does a reload after a compaction cost?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
@@ -99,6 +100,15 @@ pub(crate) enum Mode {
         /// Instead of several budgets: without a bound, and in a control group with this memory limit and the default budget
         #[arg(long, value_name = "MIB")]
         container_mib: Option<u64>,
+    },
+    /// Cut rangecache off while keys change and etcd compacts, and measure the reload
+    Gap {
+        /// Bytes of the values, in millions
+        #[arg(long, default_value_t = 1_500)]
+        megabytes: usize,
+        /// Size of each value
+        #[arg(long, default_value_t = 10_000)]
+        value_bytes: usize,
     },
     /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
     WatchSoak {

@@ -99,8 +99,35 @@ impl Dataset {
 
     /// Writes the keys from number `from` to the end.
     pub(crate) async fn fill(&self, etcd: &Arc<Connection>, from: usize) -> Result<()> {
+        self.write(etcd, self.keys - from.min(self.keys), move |n| from + n)
+            .await?;
+        let answer: RangeResponse = fetch_message(etcd, &self.count()[0]).await?;
+        if answer.count != i64::try_from(self.keys)? {
+            bail!(
+                "{} holds {} keys instead of {}",
+                self.prefix,
+                answer.count,
+                self.keys
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes `count` keys again that are spread over the whole set.
+    pub(crate) async fn rewrite(&self, etcd: &Arc<Connection>, count: usize) -> Result<()> {
+        let keys = self.keys;
+        self.write(etcd, count, move |n| n * keys / count).await
+    }
+
+    /// Writes `count` keys, whose numbers `number_of` gives.
+    async fn write(
+        &self,
+        etcd: &Arc<Connection>,
+        count: usize,
+        number_of: impl Fn(usize) -> usize + Copy + Send + 'static,
+    ) -> Result<()> {
         let per_txn = (MAX_TXN_BYTES / (self.value_bytes + 100)).clamp(1, MAX_TXN_OPS);
-        let next = Arc::new(AtomicUsize::new(from));
+        let next = Arc::new(AtomicUsize::new(0));
         let mut workers = tokio::task::JoinSet::new();
         for _ in 0..FILL_IN_FLIGHT {
             let (this, etcd, next) = (self.clone(), etcd.clone(), next.clone());
@@ -108,10 +135,10 @@ impl Dataset {
                 let noise = noise(this.value_bytes + NOISE_OFFSETS);
                 loop {
                     let first = next.fetch_add(per_txn, Ordering::Relaxed);
-                    if first >= this.keys {
+                    if first >= count {
                         return Ok::<_, anyhow::Error>(());
                     }
-                    let numbers = first..(first + per_txn).min(this.keys);
+                    let numbers = (first..(first + per_txn).min(count)).map(number_of);
                     let success = numbers
                         .map(|number| {
                             let offset = number % NOISE_OFFSETS;
@@ -129,15 +156,6 @@ impl Dataset {
         }
         while let Some(worker) = workers.join_next().await {
             worker??;
-        }
-        let answer: RangeResponse = fetch_message(etcd, &self.count()[0]).await?;
-        if answer.count != i64::try_from(self.keys)? {
-            bail!(
-                "{} holds {} keys instead of {}",
-                self.prefix,
-                answer.count,
-                self.keys
-            );
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ mod client;
 mod dataset;
 mod fleet;
 mod fleet_load;
+mod gap;
 mod http1;
 mod instructions;
 mod json;
@@ -138,6 +139,13 @@ async fn suite(args: Args) -> Result<()> {
                 scarce::Objects::Pods
             };
             return scarce::run(&suite, megabytes, objects, container_mib).await;
+        }
+        Some(Mode::Gap {
+            megabytes,
+            value_bytes,
+        }) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return gap::run(&suite, megabytes, value_bytes).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

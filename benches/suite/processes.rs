@@ -214,7 +214,7 @@ impl Endpoint {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    fn url(self) -> String {
+    pub(crate) fn url(self) -> String {
         format!("{}://{}", self.scheme(), self.address)
     }
 

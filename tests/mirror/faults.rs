@@ -163,20 +163,51 @@ async fn responses_stay_right_after_a_compaction_during_a_pause() {
     scene.recovers("a compaction").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_feed_reloads_after_a_compaction_past_it() {
-    let mut scene = Scene::new().await;
+/// A feed that is lost until etcd has compacted what it has not had: the mirror is loaded again, without what it has.
+async fn lost_feed_behind_a_compaction(version: Version) {
+    let mut scene = Scene::of(version).await;
+    let client = scene.etcd.client().await;
+    for n in 0..500 {
+        let key = format!("{PREFIX}kept/{n:03}");
+        client.put(key, "v".repeat(1_000)).await.expect("etcd writes");
+    }
+    scene.recovers("many keys").await;
     scene.rangecache.pause();
     scene.etcd.restart().await;
     write(&scene.etcd, "while the feed is down", 200).await;
     let client = scene.etcd.client().await;
-    client.delete(format!("{PREFIX}007")).await.expect("etcd deletes");
+    for gone in ["007", "kept/123"] {
+        client
+            .delete(format!("{PREFIX}{gone}"))
+            .await
+            .expect("etcd deletes");
+    }
     client
         .compact(current(&client).await)
         .await
         .expect("etcd compacts");
     scene.rangecache.resume();
     scene.recovers("a compaction past the feed's revision").await;
+    let metrics = scene.rangecache.metrics().await;
+    assert_eq!(metrics.sum("rangecache_mirror_adopted_total"), 1.0);
+    let (kept, read) = (
+        metrics.sum("rangecache_mirror_adopted_bytes_total"),
+        metrics.sum("rangecache_mirror_load_bytes"),
+    );
+    assert!(
+        kept > 499.0 * 1_000.0 && read < 200_000.0,
+        "{kept} kept, {read} read"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_feed_reads_what_has_changed_after_a_compaction_past_it_3_7() {
+    lost_feed_behind_a_compaction(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_feed_reads_what_has_changed_after_a_compaction_past_it_3_5() {
+    lost_feed_behind_a_compaction(Version::V3_5).await;
 }
 
 /// A feed that resumes far behind receives its events in batches, whose headers are ahead of them.

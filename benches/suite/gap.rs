@@ -1,0 +1,147 @@
+//! Gaps: rangecache is cut off from etcd while some of the keys change, until etcd has compacted these changes. Measured is
+//! what the reload takes, beside the load of everything at the start.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use testkit::fault_link::{Condition, FaultLink};
+use testkit::grpc::Client;
+
+use crate::cases::{Suite, progress};
+use crate::dataset::{Dataset, current_revision};
+use crate::http1;
+use crate::processes::{self, Endpoint, Process};
+use crate::targets::Setup;
+use crate::usage::CpuSample;
+
+/// Parts of the keys that change during a gap, in percent.
+const CHANGED_PERCENT: [usize; 4] = [0, 1, 10, 100];
+/// Interval between two looks at rangecache's metrics.
+const POLL: Duration = Duration::from_millis(10);
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// What one load took.
+struct Row {
+    what: String,
+    ready: Duration,
+    /// Bytes that etcd has sent to clients.
+    sent_bytes: f64,
+    etcd_cpu_ns: u64,
+    rangecache_cpu_ns: u64,
+    kept_bytes: f64,
+}
+
+/// Figures before a load.
+struct Before {
+    at: Instant,
+    sent_bytes: f64,
+    etcd: CpuSample,
+}
+
+impl Before {
+    async fn now(setup: &Setup) -> Result<Before> {
+        Ok(Before {
+            at: Instant::now(),
+            sent_bytes: sent_bytes(setup).await?,
+            etcd: CpuSample::of(setup.etcd.pid())?,
+        })
+    }
+}
+
+/// Measures the start, and gaps in which more and more of the keys change, and prints a table.
+pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
+    let setup = Setup::start(&suite.binaries, suite.options).await?;
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: megabytes * 1_000_000 / value_bytes,
+        value_bytes,
+    };
+    progress(&format!("writes {} keys of {value_bytes} B", data.keys));
+    let etcd = setup.connect().await?;
+    data.fill(&etcd, 0).await?;
+    let client = Client::connect(&setup.endpoint().url()).await;
+    let link = FaultLink::to(&setup.endpoint().url(), 0).await;
+    let address = link.url().trim_start_matches("http://").parse()?;
+    let endpoint = Endpoint { address, tls: None };
+    let before = Before::now(&setup).await?;
+    let mut rangecache =
+        processes::start_rangecache(&suite.binaries, folder.path(), &[endpoint], &[], &[]).await?;
+    rangecache.wait_ready().await?;
+    let nothing = (&CpuSample::default(), 0.0);
+    let mut rows = vec![measured(&setup, &rangecache, "start".into(), before, nothing).await?];
+    for percent in CHANGED_PERCENT {
+        progress(&format!("gap in which {percent} % of the keys change"));
+        link.set(Condition::Cut);
+        let loads = metric(&rangecache, "rangecache_mirror_reloads_total").await?;
+        data.rewrite(&etcd, data.keys * percent / 100).await?;
+        let compacted = client.compact(current_revision(&etcd).await?).await;
+        compacted.map_err(|status| anyhow!("etcd does not compact: {}", status.message))?;
+        let kept = kept_bytes(&rangecache).await?;
+        let cpu = CpuSample::of(rangecache.pid())?;
+        let before = Before::now(&setup).await?;
+        link.set(Condition::Normal);
+        while metric(&rangecache, "rangecache_mirror_reloads_total").await? == loads
+            || metric(&rangecache, "rangecache_mirror_in_service").await? < 1.0
+        {
+            if before.at.elapsed() > DEADLINE {
+                bail!("rangecache is not back after {DEADLINE:?}");
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        let what = format!("{percent} % changed");
+        rows.push(measured(&setup, &rangecache, what, before, (&cpu, kept)).await?);
+    }
+    println!(
+        "\n{} keys of {value_bytes} B\n\n| | ready after | sent by etcd | etcd's CPU | rangecache's CPU | not read |\n|---|---|---|---|---|---|",
+        data.keys
+    );
+    for row in &rows {
+        println!(
+            "| {} | {:.2} s | {:.1} MB | {:.2} s | {:.2} s | {:.0} MB |",
+            row.what,
+            row.ready.as_secs_f64(),
+            row.sent_bytes / 1e6,
+            row.etcd_cpu_ns as f64 / 1e9,
+            row.rangecache_cpu_ns as f64 / 1e9,
+            row.kept_bytes / 1e6,
+        );
+    }
+    Ok(())
+}
+
+/// What was taken since `before`, and since these figures of rangecache: its CPU, and what it had not to read.
+async fn measured(
+    setup: &Setup,
+    rangecache: &Process,
+    what: String,
+    before: Before,
+    (cpu, kept): (&CpuSample, f64),
+) -> Result<Row> {
+    let ready = before.at.elapsed();
+    let etcd = CpuSample::of(setup.etcd.pid())?;
+    Ok(Row {
+        what,
+        ready,
+        sent_bytes: sent_bytes(setup).await? - before.sent_bytes,
+        etcd_cpu_ns: etcd.since(&before.etcd),
+        rangecache_cpu_ns: CpuSample::of(rangecache.pid())?.since(cpu),
+        kept_bytes: kept_bytes(rangecache).await? - kept,
+    })
+}
+
+/// Bytes that loads did not have to read.
+async fn kept_bytes(rangecache: &Process) -> Result<f64> {
+    metric(rangecache, "rangecache_mirror_adopted_bytes_total").await
+}
+
+async fn sent_bytes(setup: &Setup) -> Result<f64> {
+    setup
+        .etcd_metric("etcd_network_client_grpc_sent_bytes_total")
+        .await
+}
+
+async fn metric(rangecache: &Process, name: &str) -> Result<f64> {
+    let (_, metrics) = http1::get(rangecache.metrics_address, "/metrics").await?;
+    http1::metric(&metrics, name).with_context(|| format!("rangecache has no metric {name}"))
+}
