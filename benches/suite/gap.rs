@@ -20,7 +20,7 @@ const CHANGED_PERCENT: [usize; 4] = [0, 1, 10, 100];
 const POLL: Duration = Duration::from_millis(10);
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// What one load took.
+/// Cost of one load.
 struct Row {
     what: String,
     ready: Duration,
@@ -110,7 +110,7 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
     Ok(())
 }
 
-/// What was taken since `before`, and since these figures of rangecache: its CPU, and what it had not to read.
+/// The cost since `before`, and since these figures of rangecache: its CPU, and what it did not have to read.
 async fn measured(
     setup: &Setup,
     rangecache: &Process,

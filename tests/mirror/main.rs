@@ -31,6 +31,7 @@ mod resume;
 mod rollbacks;
 mod service_account;
 mod stale;
+mod warm_start;
 mod watches;
 
 /// Held by tests that run three members of etcd, or keep a machine of two cores busy: two of them at once would starve

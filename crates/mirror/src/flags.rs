@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 use rangecache_base::flags::{parse_bytes, parse_duration};
 use rangecache_base::memory;
+use rangecache_base::net::Url;
 
 /// Memory that the program, its connections and its buffers need in the smallest container, in bytes.
 const OTHER_BYTES: u64 = 128 << 20;
@@ -41,6 +42,14 @@ pub struct MirrorConfig {
     /// and each 16 KB that are read take some microseconds more (docs/operations.md#how-much-memory)
     #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Auto)]
     pub cache_pack: CachePack,
+
+    /// Rangecaches that are asked for their keys at the start, so that etcd need only send what differs: sidecars of the same
+    /// etcd, or the process that this one replaces, such as `unix:///run/rangecache.sock`; TLS is as towards etcd
+    ///
+    /// When to change it: many sidecars start at once, or an update should not read all of etcd
+    /// (docs/operations.md#a-start-from-a-neighbour)
+    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    pub warm_from: Vec<Url>,
 
     /// Age up to which past revisions are answered from memory
     ///

@@ -20,13 +20,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::load::{Adopted, Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::load::{Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
 use super::view::{Epoch, Mirror, ReaderEnd};
 use super::watch_hub;
-use etcd_store::cache::{Store, Tree};
+use etcd_store::cache::Store;
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
@@ -125,7 +125,7 @@ struct Lifecycle<'a> {
     reason_while_loading: Reason,
     /// What the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
     /// changed since.
-    previous: Option<(Epoch, Tree)>,
+    previous: Option<(Epoch, Previous)>,
 }
 
 impl Lifecycle<'_> {
@@ -158,13 +158,15 @@ impl Lifecycle<'_> {
                 self.load_backoff.reset();
                 self.reason_while_loading = Reason::Loading;
                 if let Some(adopted) = adopted {
-                    mirror.metrics.adopted.of("memory").inc();
-                    mirror.metrics.adopted_bytes.of("memory").inc_by(adopted.bytes);
+                    let source = adopted.source.as_str();
+                    mirror.metrics.adopted.of(source).inc();
+                    mirror.metrics.adopted_bytes.of(source).inc_by(adopted.bytes);
                 }
                 tracing::info!(
                     mirror = mirror.name,
                     keys = mirror.metrics.load_keys.get(),
                     bytes = mirror.metrics.load_bytes.get(),
+                    from = adopted.map(|adopted| adopted.source.as_str()),
                     kept_keys = adopted.map(|adopted| adopted.keys),
                     kept_bytes = adopted.map(|adopted| adopted.bytes),
                     seconds = began.elapsed().as_secs_f64(),
@@ -185,7 +187,7 @@ impl Lifecycle<'_> {
             }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
-                self.previous = previous.map(|tree| (epoch, tree));
+                self.previous = previous.map(|keys| (epoch, keys));
                 tokio::time::sleep(self.load_backoff.pause()).await;
                 Err(LoadCause::LoadFailed)
             }
@@ -216,7 +218,12 @@ impl Lifecycle<'_> {
                 );
                 if matches!(cause, LoadCause::Compacted(_) | LoadCause::Unproven) {
                     let tree = mirror.current_tree(epoch).ok().flatten();
-                    self.previous = tree.map(|tree| (epoch, tree));
+                    let of_mirror = |tree| Previous {
+                        tree,
+                        source: Source::Memory,
+                        cluster_id: None,
+                    };
+                    self.previous = tree.map(|tree| (epoch, of_mirror(tree)));
                 }
                 let ended = match cause {
                     LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
@@ -265,6 +272,7 @@ fn end_load_span(
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
         Ok(Some((_, Some(adopted)))) => {
+            span.set("rangecache.adopted.source", adopted.source.as_str());
             span.set_count("rangecache.adopted.keys", adopted.keys);
             span.set_count("rangecache.adopted.bytes", adopted.bytes);
         }
@@ -290,7 +298,7 @@ async fn load(
     mirror: &Mirror,
     epoch: Epoch,
     reason_while_loading: Reason,
-    previous: &mut Option<Tree>,
+    previous: &mut Option<Previous>,
 ) -> Result<Option<(LoadedBy, Option<Adopted>)>, LoadError> {
     // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
     let ended = ReaderEnd::Dropped(reason_while_loading);

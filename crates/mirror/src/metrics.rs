@@ -101,14 +101,14 @@ metric_group! {
         /// [RangecacheMirrorReloads](../runbooks.md#rangecachemirrorreloads)
         pub reloads[reason]: Counter = "rangecache_mirror_reloads_total", from_zero = load_causes();
         /// Loads that read only what differs, by `source`, which had the rest: `memory`, what the mirror had before it fell
-        /// behind a compaction
+        /// behind a compaction, or `neighbour` (`--warm-from`)
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory"];
+        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory", "neighbour"];
         /// Bytes of keys and values that these loads did not have to read
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory"];
+        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory", "neighbour"];
         /// Events applied
         ///
         /// Useful when: estimating etcd's write rate

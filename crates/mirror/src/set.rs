@@ -11,6 +11,7 @@ use super::history::{Before, ClusterState, HistoryId, Verdict};
 use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use rangecache_base::flags::Live;
+use rangecache_base::net::Url;
 
 /// Mirrors that reloads may add until the next start. The place of a removed one is not used again.
 const MAX_ADDED: usize = 1_024;
@@ -144,6 +145,11 @@ impl MirrorSet {
     }
 
     /// When values are packed (`--cache-pack`).
+    /// `--warm-from`
+    pub(super) fn warm_from(&self) -> Vec<Url> {
+        self.live.load().warm_from.clone()
+    }
+
     pub(super) fn cache_pack(&self) -> CachePack {
         self.live.load().cache_pack
     }

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::history::ClusterState;
-use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy};
+use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy, Previous};
 use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::Mirror;
@@ -368,7 +368,7 @@ impl Bench {
     }
 
     /// Loads a mirror that had `previous` before.
-    pub(super) async fn load_after(&self, previous: &mut Option<Tree>) -> Result<Loaded, LoadError> {
+    pub(super) async fn load_after(&self, previous: &mut Option<Previous>) -> Result<Loaded, LoadError> {
         let load = Load {
             set: &self.set,
             upstream: &self.upstream,

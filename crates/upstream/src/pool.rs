@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
-use super::capabilities::{LowestVersion, NoRangeStream};
+use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
 use super::class::ConnectionClass;
 use super::clusters::{ClusterOfEndpoint, Clusters};
 use super::connection::{Connection, ReceiveWindow};
@@ -229,27 +229,47 @@ impl Upstream {
         });
         let mut last = None;
         for endpoint in endpoints {
-            let opening = Connection::open(
-                &self.context.connector,
-                &endpoint.url,
-                &endpoint.server,
-                windows,
-                &self.context.credentials,
-                deadline,
-            );
-            match opening.await {
-                Ok((connection, driver)) => {
-                    let driven = async move {
-                        let reason = driver.await;
-                        tracing::debug!(reason, "a connection to etcd ended");
-                    };
-                    self.context.tasks.spawn(driven);
-                    return Ok(connection);
-                }
+            match self
+                .open(&endpoint.url, &endpoint.server, windows, deadline)
+                .await
+            {
+                Ok(connection) => return Ok(connection),
                 Err(error) => last = Some(error),
             }
         }
         Err(last.unwrap_or(ConnectError::TimedOut))
+    }
+
+    /// A new connection to a server that is none of the endpoints, by the same TLS files and as the same user.
+    ///
+    /// # Errors
+    /// [`ConnectError`], at `deadline` at the latest.
+    pub async fn neighbour(
+        &self,
+        url: &Url,
+        windows: ReceiveWindow,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        self.open(url, &Arc::default(), windows, deadline).await
+    }
+
+    /// Opens a connection, which a task drives.
+    async fn open(
+        &self,
+        url: &Url,
+        server: &Arc<ServerCapabilities>,
+        windows: ReceiveWindow,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        let context = &self.context;
+        let (connector, credentials) = (&context.connector, &context.credentials);
+        let opening = Connection::open(connector, url, server, windows, credentials, deadline);
+        let (connection, driver) = opening.await?;
+        context.tasks.spawn(async move {
+            let reason = driver.await;
+            tracing::debug!(reason, "a connection to etcd ended");
+        });
+        Ok(connection)
     }
 
     /// Prefers other endpoints to `url` for two seconds, because it responds but cannot serve (no leader, no quorum).

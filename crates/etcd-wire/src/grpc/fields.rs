@@ -12,7 +12,7 @@ pub const OWN_PREFIX: &str = "rangecache-";
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
-pub(super) const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
+pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 
 /// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
 pub(super) const FIELD_BYTES: usize = 160;

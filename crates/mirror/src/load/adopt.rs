@@ -1,4 +1,5 @@
-//! Adoption: a tree from before is brought to etcd's state by what differs, instead of by a load of everything.
+//! Adoption: a tree from before, or from a neighbour, is brought to etcd's state by what differs, instead of by a load of
+//! everything.
 //!
 //! etcd's keys are read without their values and compared with the tree's ([`difference`](super::difference)); what is new or
 //! changed is read at the same revision. That is right only if the tree is of etcd's history, which is proven by the newest
@@ -27,9 +28,38 @@ const IN_FLIGHT: usize = 8;
 /// Entries that are put into the tree at once: that takes less than handing them to another thread and back.
 const APPLIED_AT_ONCE: usize = 1_000;
 
+/// Keys that a load need not read, as far as etcd still has them.
+#[derive(Debug)]
+pub(crate) struct Previous {
+    pub(crate) tree: Tree,
+    pub(crate) source: Source,
+    /// Cluster of the keys; `None` for that of the mirror.
+    pub(crate) cluster_id: Option<u64>,
+}
+
+/// Where such keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The mirror had them before.
+    Memory,
+    /// A neighbour had them.
+    Neighbour,
+}
+
+impl Source {
+    /// Value of the label `source`.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Source::Memory => "memory",
+            Source::Neighbour => "neighbour",
+        }
+    }
+}
+
 /// What a load did not have to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adopted {
+    pub(crate) source: Source,
     /// Keys.
     pub(crate) keys: u64,
     /// Length of their entries, in bytes.
@@ -59,17 +89,17 @@ impl Sink for Comparing<'_> {
 }
 
 impl Load<'_> {
-    /// Brings `tree`, which the mirror had before, to etcd's present state. Begins again when a connection breaks or etcd
-    /// compacts the revision meanwhile.
+    /// Brings `previous` to etcd's present state. Begins again when a connection breaks or etcd compacts the revision
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`LoadError::HistoryReplaced`] if the tree is of another history: every mirror is dropped then.
-    /// [`LoadError::TooDifferent`] if a load costs little more.
-    pub(super) async fn adopt(&self, tree: &Tree) -> Result<Loaded, LoadError> {
+    /// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
+    /// [`LoadError::Foreign`] if that of a neighbour is. [`LoadError::TooDifferent`] if a load costs little more.
+    pub(super) async fn adopt(&self, previous: &Previous) -> Result<Loaded, LoadError> {
         let mut broken: Option<Url> = None;
         let mut attempts = 0;
         loop {
-            let error = match self.adopt_once(tree, &mut broken).await {
+            let error = match self.adopt_once(previous, &mut broken).await {
                 Ok(loaded) => return Ok(loaded),
                 Err(error) => error,
             };
@@ -83,9 +113,20 @@ impl Load<'_> {
     }
 
     /// One attempt, if possible not at the endpoint `broken`, which becomes that of this attempt.
-    async fn adopt_once(&self, tree: &Tree, broken: &mut Option<Url>) -> Result<Loaded, LoadError> {
+    async fn adopt_once(&self, previous: &Previous, broken: &mut Option<Url>) -> Result<Loaded, LoadError> {
         let (connection, before, pinned) = self.begin(broken.as_ref()).await?;
         *broken = Some(connection.url().clone());
+        let (tree, source) = (&previous.tree, previous.source);
+        let another_history = || match source {
+            Source::Memory => self.another_history(&before, pinned.revision),
+            Source::Neighbour => LoadError::Foreign,
+        };
+        if previous
+            .cluster_id
+            .is_some_and(|cluster_id| cluster_id != pinned.cluster_id)
+        {
+            return Err(another_history());
+        }
         self.mirror.record_loading(tree.memory_bytes());
         let reader = Reader::new(self, pinned);
         let mut comparing = Comparing {
@@ -96,7 +137,7 @@ impl Load<'_> {
         let mean_bytes = comparing.difference.mean_bytes();
         let compared = comparing.difference.finish()?;
         if !are_held(&reader, &connection, compared.newest).await? {
-            return Err(self.another_history(&before, pinned.revision));
+            return Err(another_history());
         }
         let client = reader.client(&connection);
         let reads = stream::iter(compared.spans).map(|span| {
@@ -104,14 +145,14 @@ impl Load<'_> {
             async move { read_span(reader, client, span, mean_bytes).await }
         });
         let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
-        let Some((tree, adopted)) = applied(tree.clone(), compared.removed, entries).await? else {
-            return Err(self.another_history(&before, pinned.revision));
+        let Some((tree, (keys, bytes))) = applied(tree.clone(), compared.removed, entries).await? else {
+            return Err(another_history());
         };
         Ok(Loaded {
             tree,
             header: pinned,
             connection: Some(connection),
-            adopted: Some(adopted),
+            adopted: Some(Adopted { source, keys, bytes }),
         })
     }
 }
@@ -172,13 +213,13 @@ async fn read_span(
     }
 }
 
-/// `tree` without the keys `removed` and with `entries`, and what it had of them before; `None` if it has an entry with
-/// another value.
+/// `tree` without the keys `removed` and with `entries`, and how many keys and bytes of it are kept; `None` if it has an entry
+/// with another value.
 async fn applied(
     tree: Tree,
     removed: Vec<Bytes>,
     entries: Vec<Vec<Entry>>,
-) -> Result<Option<(Tree, Adopted)>, LoadError> {
+) -> Result<Option<(Tree, (u64, u64))>, LoadError> {
     let number = removed.len() + entries.iter().map(Vec::len).sum::<usize>();
     if number <= APPLIED_AT_ONCE {
         return Ok(apply(tree, &removed, entries));
@@ -188,7 +229,7 @@ async fn applied(
         .map_err(|_| LoadError::Build)
 }
 
-fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<(Tree, Adopted)> {
+fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<(Tree, (u64, u64))> {
     for key in removed {
         tree.remove(key);
     }
@@ -207,12 +248,9 @@ fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<
         read_bytes += entry.encoded_len() as u64;
         tree.insert(entry);
     }
-    let adopted = Adopted {
-        keys: tree.len() - read_keys,
-        bytes: tree.summary().encoded_bytes - read_bytes,
-    };
+    let kept = (tree.len() - read_keys, tree.summary().encoded_bytes - read_bytes);
     tree.reset_totals();
-    Some((tree, adopted))
+    Some((tree, kept))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `adopt` | loads of what has changed since the mirror had its keys |
+//! | `neighbour` | keys from another rangecache, for a start |
 //! | `difference` | what differs, by keys and revisions |
 //! | `read` | the requests of a load |
 //! | `cause` | causes of loads, for the metric and the log |
@@ -14,12 +15,13 @@
 mod adopt;
 mod cause;
 mod difference;
+mod neighbour;
 pub(super) mod over_budget;
 mod pace;
 mod pacing;
 mod read;
 
-pub(super) use adopt::Adopted;
+pub(super) use adopt::{Adopted, Previous, Source};
 pub(super) use cause::LoadCause;
 pub(super) use pacing::LoadPacing;
 
@@ -116,6 +118,9 @@ pub(super) enum LoadError {
     /// Two reads at one revision contradict each other.
     #[error("etcd's responses at one revision contradict each other")]
     Inconsistent,
+    /// The keys of a neighbour are not of etcd's history.
+    #[error("the neighbour's keys are of another cluster or history")]
+    Foreign,
     /// What the mirror had before differs so much that a load costs little more than the difference.
     #[error("too much has changed")]
     TooDifferent,
@@ -179,13 +184,18 @@ impl LoadError {
 
 impl Load<'_> {
     /// Loads on a dedicated connection. When the connection breaks, continues on another one behind the last key. Of
-    /// `previous`, what the mirror had before, only what differs is read; it is taken once everything has to be.
+    /// `previous`, what the mirror had before, or what a neighbour has, only what differs is read; it is taken once everything
+    /// has to be.
     ///
     /// # Errors
     /// [`LoadError`]; the keys that have arrived are dropped.
-    pub(super) async fn run(&self, previous: &mut Option<Tree>) -> Result<Loaded, LoadError> {
-        if let Some(tree) = previous {
-            match self.adopt(tree).await {
+    pub(super) async fn run(&self, previous: &mut Option<Previous>) -> Result<Loaded, LoadError> {
+        // What was dropped for a reason of its own is read from etcd alone.
+        if previous.is_none() && !self.mirror.was_in_service() {
+            *previous = self.ask_neighbours().await;
+        }
+        if let Some(keys) = previous {
+            match self.adopt(keys).await {
                 Err(error) if error.may_be_avoided() => {
                     tracing::info!(mirror = self.mirror.name, %error, "loading everything instead of what has changed");
                     *previous = None;
@@ -403,7 +413,7 @@ impl Sink for Gathered<'_> {
     }
 }
 
-fn push_all(mut builder: TreeBuilder, key_values: Vec<Bytes>) -> Result<TreeBuilder, LoadError> {
+fn push_all(mut builder: TreeBuilder, key_values: Vec<Bytes>) -> Result<TreeBuilder, MalformedKeyValue> {
     for key_value in key_values {
         builder.push(key_value)?;
     }

@@ -29,16 +29,25 @@ fn values_read(etcd: &Etcd, skipped: usize) -> Vec<String> {
     etcd.reads[skipped..].iter().map(|read| text(&read.key)).collect()
 }
 
-/// A tree of `a`, `b` and `c`, from an etcd that then has another `b`, no `c`, and a `d`.
-async fn changed() -> (Bench, Option<Tree>) {
+/// Keys that a mirror had before.
+fn of_memory(tree: Tree) -> Option<Previous> {
+    Some(Previous {
+        tree,
+        source: Source::Memory,
+        cluster_id: None,
+    })
+}
+
+/// Keys of `a`, `b` and `c`, from an etcd that then has another `b`, no `c`, and a `d`.
+async fn changed() -> (Bench, Option<Previous>) {
     let bench = Bench::new().await;
-    let previous = bench.load().await.unwrap().tree;
+    let previous = of_memory(bench.load().await.unwrap().tree);
     let mut etcd = bench.etcd.lock();
     etcd.put("b", "changed");
     etcd.delete("c");
     etcd.put("d", "new");
     drop(etcd);
-    (bench, Some(previous))
+    (bench, previous)
 }
 
 const NOW: [&str; 3] = ["a=loaded", "b=changed", "d=new"];
@@ -56,8 +65,13 @@ async fn only_what_is_new_or_changed_is_read() {
         );
         assert!(loaded.connection.is_some());
         let adopted = loaded.adopted.unwrap();
-        let kept = previous.unwrap().get(b"a").unwrap().encoded_len() as u64;
-        assert_eq!((adopted.keys, adopted.bytes), (1, kept));
+        let kept = previous.unwrap().tree.get(b"a").unwrap().encoded_len() as u64;
+        let expected = Adopted {
+            source: Source::Memory,
+            keys: 1,
+            bytes: kept,
+        };
+        assert_eq!(adopted, expected);
         let etcd = bench.etcd.lock();
         // Behind the RangeStream of keys. `a` is compared; `b` and `d` are read together.
         assert_eq!(values_read(&etcd, read_before + 1), ["a", "b"]);
@@ -80,7 +94,7 @@ async fn each_of_the_newest_unchanged_entries_is_compared() {
         for n in 0..100 {
             bench.etcd.lock().put(&format!("k{n:02}"), "loaded");
         }
-        let mut previous = Some(bench.load().await.unwrap().tree);
+        let mut previous = of_memory(bench.load().await.unwrap().tree);
         bench.etcd.lock().rewrite(rewritten);
         let loaded = bench.load_after(&mut previous).await;
         assert_eq!(loaded.is_err(), is_replaced, "{rewritten}: {:?}", loaded.err());
@@ -93,7 +107,7 @@ async fn unchanged_entry_that_is_read_with_its_neighbours_is_compared_too() {
     for n in 0..100 {
         bench.etcd.lock().put(&format!("k{n:02}"), "loaded");
     }
-    let mut previous = Some(bench.load().await.unwrap().tree);
+    let mut previous = of_memory(bench.load().await.unwrap().tree);
     // The first keys are among the changed ones, and are not among the newest.
     bench.etcd.lock().put("a", "changed");
     bench.etcd.lock().put("c", "changed");
@@ -130,7 +144,7 @@ async fn revision_that_is_compacted_meanwhile_is_replaced_by_a_later_one() {
 #[tokio::test]
 async fn everything_is_loaded_where_too_much_has_changed() {
     let bench = Bench::new().await;
-    let mut previous = Some(bench.load().await.unwrap().tree);
+    let mut previous = of_memory(bench.load().await.unwrap().tree);
     for n in 0..1_001 {
         bench.etcd.lock().put(&format!("k{n:04}"), "new");
     }
@@ -147,4 +161,26 @@ async fn another_cluster_is_not_asked_for_differences() {
     let error = bench.load_after(&mut previous).await.unwrap_err();
     assert!(matches!(error, LoadError::HistoryReplaced), "{error}");
     assert_eq!(bench.etcd.lock().reads.len(), reads);
+}
+
+#[tokio::test]
+async fn keys_of_a_neighbour_that_are_not_of_etcds_history_are_read_from_etcd_and_nothing_else_is_dropped() {
+    let foreign: [fn(&mut Etcd, &mut Previous); 2] = [
+        |etcd, _| etcd.rewrite(2),
+        |_, neighbours| neighbours.cluster_id = Some(8),
+    ];
+    for change in foreign {
+        let (bench, mut previous) = changed().await;
+        let neighbours = previous.as_mut().unwrap();
+        (neighbours.source, neighbours.cluster_id) = (Source::Neighbour, Some(7));
+        change(&mut bench.etcd.lock(), neighbours);
+        let loaded = bench.load_after(&mut previous).await.unwrap();
+        assert_eq!((loaded.tree.len(), loaded.adopted), (3, None));
+        assert_eq!(bench.set.cluster_state.history(), HistoryId::FIRST);
+    }
+    let (bench, mut previous) = changed().await;
+    let neighbours = previous.as_mut().unwrap();
+    (neighbours.source, neighbours.cluster_id) = (Source::Neighbour, Some(7));
+    let loaded = bench.load_after(&mut previous).await.unwrap();
+    assert_eq!(loaded.adopted.unwrap().source, Source::Neighbour);
 }

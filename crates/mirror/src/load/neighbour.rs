@@ -1,0 +1,116 @@
+//! Keys from a neighbour (`--warm-from`): another rangecache of the same etcd, or the process that this one replaces, sends what it has
+//! in memory. It is only a beginning: [`adopt`](super::adopt) proves that it is of etcd's history, and brings it up to date.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::metadata::MetadataValue;
+
+use super::adopt::{Previous, Source};
+use super::{Load, push_all};
+use etcd_store::cache::{MalformedKeyValue, TreeBuilder};
+use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::grpc::fields::EXPLAIN;
+use etcd_wire::grpc::metadata::OUTCOME;
+use rangecache_base::net::Url;
+use rangecache_upstream::{ConnectError, ReceiveWindow};
+
+/// Timeout for connecting to a neighbour and for its first keys: the load from etcd waits meanwhile.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for each of the others.
+const NEXT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Beginning of the outcome of a read that memory has answered.
+const FROM_MEMORY: &str = "hit;";
+
+/// Why a neighbour is of no use.
+#[derive(Debug, thiserror::Error)]
+enum Useless {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("{} ({:?})", .0.message(), .0.code())]
+    Status(#[from] tonic::Status),
+    #[error("it does not answer in time")]
+    TimedOut,
+    #[error("it does not have the keys in memory")]
+    Cold,
+    #[error("its response is not whole")]
+    NotWhole,
+    #[error("its keys take more memory than --cache-max-bytes allows without packing and leaving out values")]
+    TooLarge,
+    #[error(transparent)]
+    Malformed(#[from] MalformedKeyValue),
+}
+
+impl Load<'_> {
+    /// The keys of the first neighbour that has them in memory.
+    pub(super) async fn ask_neighbours(&self) -> Option<Previous> {
+        for url in self.set.warm_from() {
+            let began = Instant::now();
+            match self.ask(&url).await {
+                Ok(previous) => {
+                    tracing::info!(
+                        mirror = self.mirror.name,
+                        neighbour = %url,
+                        keys = previous.tree.len(),
+                        seconds = began.elapsed().as_secs_f64(),
+                        "a neighbour has sent its keys"
+                    );
+                    return Some(previous);
+                }
+                Err(error) => {
+                    tracing::info!(mirror = self.mirror.name, neighbour = %url, %error, "a neighbour is of no use")
+                }
+            }
+        }
+        None
+    }
+
+    async fn ask(&self, url: &Url) -> Result<Previous, Useless> {
+        let first = Instant::now() + FIRST_TIMEOUT;
+        let connection = self.upstream.neighbour(url, ReceiveWindow::LOAD, first).await?;
+        let (channel, origin) = connection.own_channel();
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let scope = &self.mirror.scope;
+        let mut request = tonic::Request::new(RangeRequest {
+            key: scope.key(),
+            range_end: scope.range_end(),
+            ..RangeRequest::default()
+        });
+        request
+            .metadata_mut()
+            .insert(EXPLAIN.0, MetadataValue::from_static("true"));
+        let response = tokio::time::timeout_at(first, client.range_stream(request));
+        let response = response.await.map_err(|_| Useless::TimedOut)??;
+        let outcome = response.metadata().get(OUTCOME.as_str());
+        // Dropped otherwise, before its etcd has sent much for it.
+        if !outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes())) {
+            return Err(Useless::Cold);
+        }
+        let mut stream = response.into_inner();
+        let (max_bytes, mut builder) = (self.set.budget_of(self.mirror), TreeBuilder::new(self.packing));
+        let (mut deadline, mut cluster_id) = (first, None);
+        loop {
+            let piece = tokio::time::timeout_at(deadline, stream.message());
+            let Some(chunk) = piece.await.map_err(|_| Useless::TimedOut)?? else {
+                break;
+            };
+            deadline = Instant::now() + NEXT_TIMEOUT;
+            let Some(response) = chunk.range_response else {
+                continue;
+            };
+            // Only the last chunk has a header.
+            cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
+            builder = push_all(builder, response.kvs)?;
+            self.mirror.record_loading(builder.memory_bytes());
+            if builder.memory_bytes() > max_bytes {
+                return Err(Useless::TooLarge);
+            }
+        }
+        Ok(Previous {
+            cluster_id: Some(cluster_id.ok_or(Useless::NotWhole)?),
+            tree: builder.finish(),
+            source: Source::Neighbour,
+        })
+    }
+}
