@@ -61,7 +61,8 @@ func modes(t *testing.T) map[string]string {
 
 // objects are the objects of a rendered mode, by type.
 type objects struct {
-	all             map[string]any // by "Kind name"
+	all             map[string]any               // by "Kind name"
+	labels          map[string]map[string]string // by "Kind name"
 	pods            []corev1.PodTemplateSpec
 	proxy           *corev1.PodTemplateSpec // rangecache's own, also out of the installer's hands
 	staticManifest  string
@@ -90,14 +91,15 @@ func strictly[T any](t *testing.T, document string) *T {
 
 func parse(t *testing.T, manifests string) *objects {
 	t.Helper()
-	o := &objects{all: map[string]any{}, services: map[string]*corev1.Service{}}
+	o := &objects{all: map[string]any{}, labels: map[string]map[string]string{}, services: map[string]*corev1.Service{}}
 	for _, document := range separator.Split(manifests, -1) {
 		var head struct {
 			APIVersion string `json:"apiVersion"`
 			Kind       string `json:"kind"`
 			Metadata   struct {
-				Name      string `json:"name"`
-				Namespace string `json:"namespace"`
+				Name      string            `json:"name"`
+				Namespace string            `json:"namespace"`
+				Labels    map[string]string `json:"labels"`
 			} `json:"metadata"`
 		}
 		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
@@ -153,7 +155,7 @@ func parse(t *testing.T, manifests string) *objects {
 		if o.all[key] != nil {
 			t.Errorf("%s is rendered twice", key)
 		}
-		o.all[key] = object
+		o.all[key], o.labels[key] = object, head.Metadata.Labels
 	}
 	for i := range o.pods {
 		pod := &o.pods[i]
@@ -286,6 +288,8 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"listener.advertiseUrls={rangecache}", "at '/listener/advertiseUrls/0'"},
 			{"tracing.endpoint=collector:4317", "at '/tracing/endpoint'"},
 			{"tracing.sampleRatio=2", "at '/tracing/sampleRatio'"},
+			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
+			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {
 			_, err := template(binary, append(good[:len(good):len(good)], "--set", mistake.set)...)
 			if err == nil || !strings.Contains(err.Error(), mistake.says) {

@@ -395,6 +395,76 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 	}
 }
 
+// TestLabels checks that every object and pod has the common labels, that an operator's labels win over the chart's, and that
+// selectors are the same with and without them.
+func TestLabels(t *testing.T) {
+	selectors := func(o *objects) string {
+		text := ""
+		if o.deployment != nil {
+			text += fmt.Sprint(o.deployment.Spec.Selector, o.budget.Spec.Selector, o.policy.Spec.PodSelector)
+		}
+		if o.daemonSet != nil {
+			text += fmt.Sprint(o.daemonSet.Spec.Selector)
+		}
+		if o.monitor != nil {
+			text += fmt.Sprint(o.monitor.Spec.Selector)
+		}
+		for _, name := range keysOf(o.services) {
+			text += fmt.Sprint(o.services[name].Spec.Selector)
+		}
+		return text
+	}
+	for mode := range modes(t) {
+		plain := renderMode(t, mode)
+		o := renderMode(t, mode, "--set", `commonLabels.team=storage,commonLabels.app\.kubernetes\.io/part-of=plane,podLabels.tier=cache`)
+		labels := map[string]map[string]string{}
+		for name, of := range o.labels {
+			labels[name] = of
+		}
+		for i, pod := range o.pods {
+			labels[fmt.Sprint("pod ", i)] = pod.Labels
+		}
+		if o.proxy != nil {
+			labels["the proxy's pod"] = o.proxy.Labels
+			if o.proxy.Labels["tier"] != "cache" || plain.proxy.Labels["app.kubernetes.io/part-of"] != "rangecache" {
+				t.Errorf("%s: the pod has %v", mode, o.proxy.Labels)
+			}
+			// An upgrade of the chart alone replaces no pod.
+			if o.proxy.Labels["helm.sh/chart"] != "" || o.proxy.Labels["app.kubernetes.io/version"] != "" {
+				t.Errorf("%s: the pod has versions: %v", mode, o.proxy.Labels)
+			}
+		}
+		for name, of := range labels {
+			if of["team"] != "storage" || of["app.kubernetes.io/part-of"] != "plane" || of["app.kubernetes.io/component"] == "" || of["app.kubernetes.io/instance"] != release {
+				t.Errorf("%s: %s has %v", mode, name, of)
+			}
+		}
+		if with, without := selectors(o), selectors(plain); with != without {
+			t.Errorf("%s: labels changed the selectors from %s to %s", mode, without, with)
+		}
+	}
+}
+
+// TestExtraObjects checks that further objects are rendered as templates, whether they are manifests or texts of them.
+func TestExtraObjects(t *testing.T) {
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, values, os.WriteFile(values, []byte(`extraObjects:
+  - apiVersion: v1
+    kind: ServiceAccount
+    metadata: {name: "{{ .Release.Name }}-map", namespace: "{{ .Release.Namespace }}"}
+  - |
+    apiVersion: v1
+    kind: ServiceAccount
+    metadata:
+      name: {{ include "rangecache.fullname" . }}-text
+      namespace: {{ .Release.Namespace }}
+`), 0o600))
+	o := renderMode(t, "daemonset", "--values", values)
+	if o.all["ServiceAccount rc-map"] == nil || o.all["ServiceAccount rc-rangecache-text"] == nil {
+		t.Errorf("%q", keysOf(o.all))
+	}
+}
+
 func TestNetworkPolicy(t *testing.T) {
 	policy := renderMode(t, "deployment", "--set", "etcd.endpoints={https://a:2379,https://b:12379}").policy.Spec
 	var ports []string

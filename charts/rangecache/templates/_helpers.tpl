@@ -23,11 +23,24 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: proxy
 {{- end -}}
 
+{{- /*
+Labels of an object. Takes a dict of root, component, and labels, which the operator gives to this object alone. Labels that select
+cannot be replaced.
+*/ -}}
 {{- define "rangecache.labels" -}}
-{{ include "rangecache.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $labels := dict
+  "app.kubernetes.io/part-of" "rangecache"
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- $selecting := include "rangecache.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $selecting "app.kubernetes.io/component" .component -}}
+{{- mergeOverwrite $labels .root.Values.commonLabels (default dict .labels) $selecting | toYaml -}}
+{{- end -}}
+
+{{- /* Labels of a pod, without versions, which would replace pods that are equal otherwise. Takes the same dict. */ -}}
+{{- define "rangecache.podLabels" -}}
+{{- omit (include "rangecache.labels" . | fromYaml) "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" | toYaml -}}
 {{- end -}}
 
 {{- define "rangecache.serviceAccountName" -}}
