@@ -288,6 +288,9 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"listener.advertiseUrls={rangecache}", "at '/listener/advertiseUrls/0'"},
 			{"tracing.endpoint=collector:4317", "at '/tracing/endpoint'"},
 			{"tracing.sampleRatio=2", "at '/tracing/sampleRatio'"},
+			{"security.setIds=false,security.runAsUser=1000", "it excludes security.runAsUser"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,security.setIds=false", "nothing assigns a user to a static pod"},
+			{"podSecurityContext.runAsUser=1000", "given by security.runAsUser"},
 			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
 			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {

@@ -66,6 +66,40 @@ func TestPodSecurity(t *testing.T) {
 	}
 }
 
+// TestIdsCanBeLeftOut checks that a cluster can assign user, group and the volumes' group, and that the pod is restricted as
+// before.
+func TestIdsCanBeLeftOut(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset"} {
+		given := renderMode(t, mode).proxy
+		if security := given.Spec.SecurityContext; *security.RunAsUser != 65532 || *security.RunAsGroup != 65532 || *security.FSGroup != 65532 {
+			t.Errorf("%s: %v", mode, security)
+		}
+		pod := renderMode(t, mode, "--set", "security.setIds=false").proxy
+		security := pod.Spec.SecurityContext
+		if security.RunAsUser != nil || security.RunAsGroup != nil || security.FSGroup != nil || pod.Spec.Containers[0].SecurityContext.RunAsUser != nil {
+			t.Errorf("%s: %v", mode, security)
+		}
+		if got, expected := violations(t, pod), violations(t, given); !*security.RunAsNonRoot || !slices.Equal(got, expected) {
+			t.Errorf("%s violates %q, not %q", mode, got, expected)
+		}
+	}
+}
+
+// TestSecurityContexts checks that each field of an operator replaces the chart's, and that the other fields stay.
+func TestSecurityContexts(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset", "static-pod", "static-pod-manifest"} {
+		spec := renderMode(t, mode, "--set", "podSecurityContext.supplementalGroups={7},podSecurityContext.seccompProfile.type=Unconfined",
+			"--set", "securityContext.readOnlyRootFilesystem=false,securityContext.appArmorProfile.type=RuntimeDefault").proxy.Spec
+		pod, container := spec.SecurityContext, spec.Containers[0].SecurityContext
+		if !slices.Equal(pod.SupplementalGroups, []int64{7}) || pod.SeccompProfile.Type != corev1.SeccompProfileTypeUnconfined || pod.RunAsUser == nil {
+			t.Errorf("%s: %v", mode, pod)
+		}
+		if *container.ReadOnlyRootFilesystem || container.AppArmorProfile == nil || *container.AllowPrivilegeEscalation || container.Capabilities.Drop[0] != "ALL" {
+			t.Errorf("%s: %v", mode, container)
+		}
+	}
+}
+
 func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 	for mode := range modes(t) {
 		o := renderMode(t, mode)

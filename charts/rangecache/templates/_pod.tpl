@@ -6,8 +6,6 @@
 {{- $deployment := eq .Values.mode "deployment" -}}
 {{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
 {{- $listener := include "rangecache.listenerTls" . | fromJson -}}
-{{- $user := kindIs "invalid" .Values.security.runAsUser | ternary (ternary 0 65532 $static) .Values.security.runAsUser | int64 -}}
-{{- $group := kindIs "invalid" .Values.security.runAsGroup | ternary $user .Values.security.runAsGroup | int64 -}}
 {{- /* Static pods may not refer to objects of the API. */ -}}
 {{- if not $static }}
 serviceAccountName: {{ include "rangecache.serviceAccountName" . }}
@@ -36,15 +34,7 @@ priority: {{ get (dict "system-node-critical" 2000001000 "system-cluster-critica
 {{- $preStop := ternary 0 .Values.shutdown.preStopSeconds (eq .Values.mode "daemonset") }}
 terminationGracePeriodSeconds: {{ add .Values.shutdown.timeoutSeconds $preStop 5 }}
 securityContext:
-  runAsNonRoot: {{ ne $user 0 }}
-  runAsUser: {{ $user }}
-  runAsGroup: {{ $group }}
-  {{- if not $static }}
-  # Makes the Secrets' files readable.
-  fsGroup: {{ $group }}
-  {{- end }}
-  seccompProfile:
-    type: RuntimeDefault
+  {{- include "rangecache.podSecurityContext" . | nindent 2 }}
 containers:
   - name: rangecache
     image: {{ include "rangecache.image" . | quote }}
@@ -92,10 +82,7 @@ containers:
     resources:
       {{- include "rangecache.resources" . | nindent 6 }}
     securityContext:
-      allowPrivilegeEscalation: false
-      readOnlyRootFilesystem: true
-      capabilities:
-        drop: [ALL]
+      {{- include "rangecache.securityContext" . | nindent 6 }}
     {{- with include "rangecache.volumeMounts" . | fromYamlArray }}
     volumeMounts:
       {{- toYaml . | nindent 6 }}
@@ -104,6 +91,38 @@ containers:
 volumes:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{- /* User, group and volumes' group of the pod, unless the cluster assigns them. */ -}}
+{{- define "rangecache.podSecurityContext" -}}
+{{- $static := eq .Values.mode "static-pod" -}}
+{{- $own := .Values.security -}}
+{{- $user := kindIs "invalid" $own.runAsUser | ternary (ternary 0 65532 $static) $own.runAsUser | int64 -}}
+{{- $group := kindIs "invalid" $own.runAsGroup | ternary $user $own.runAsGroup | int64 -}}
+{{- $context := dict "runAsNonRoot" (ne $user 0) "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- if $own.setIds -}}
+{{- $_ := set $context "runAsUser" $user -}}
+{{- $_ := set $context "runAsGroup" $group -}}
+{{- /* Makes the Secrets' files readable. */ -}}
+{{- if not $static -}}{{- $_ := set $context "fsGroup" $group -}}{{- end -}}
+{{- else if $static -}}
+{{- fail "security.setIds=false: nothing assigns a user to a static pod" -}}
+{{- else if not (and (kindIs "invalid" $own.runAsUser) (kindIs "invalid" $own.runAsGroup)) -}}
+{{- fail "security.setIds=false leaves user and group to the cluster: it excludes security.runAsUser and security.runAsGroup" -}}
+{{- end -}}
+{{- include "rangecache.withOverrides" (dict "fields" $context "overrides" .Values.podSecurityContext) -}}
+{{- end -}}
+
+{{- define "rangecache.securityContext" -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- include "rangecache.withOverrides" (dict "fields" $context "overrides" .Values.securityContext) -}}
+{{- end -}}
+
+{{- /* Fields as YAML, those of the overrides instead of those before. */ -}}
+{{- define "rangecache.withOverrides" -}}
+{{- $fields := .fields -}}
+{{- range $name, $value := .overrides -}}{{- $_ := set $fields $name $value -}}{{- end -}}
+{{- toYaml $fields -}}
 {{- end -}}
 
 {{- /*
