@@ -291,6 +291,13 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"security.setIds=false,security.runAsUser=1000", "it excludes security.runAsUser"},
 			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,security.setIds=false", "nothing assigns a user to a static pod"},
 			{"podSecurityContext.runAsUser=1000", "given by security.runAsUser"},
+			{"startupProbe.httpGet.path=/", "additional properties 'httpGet' not allowed"},
+			{"startupProbe.periodSeconds=0", "at '/startupProbe/periodSeconds'"},
+			{"deployment.strategy.type=OnDelete", "at '/deployment/strategy/type'"},
+			{"daemonSet.updateStrategy.type=Recreate", "at '/daemonSet/updateStrategy/type'"},
+			{"topologySpreadConstraints[0].topologyKey=x", "missing properties 'maxSkew', 'whenUnsatisfiable'"},
+			{"service.trafficDistribution=Near", "at '/service/trafficDistribution'"},
+			{"service.type=ExternalName", "at '/service/type'"},
 			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
 			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/pod-security-admission/api"
@@ -389,6 +390,88 @@ func TestProbesAndStops(t *testing.T) {
 	probe := installer.Spec.Template.Spec.Containers[0].ReadinessProbe.HTTPGet
 	if probe.Path != "/readyz" || probe.Host != "127.0.0.1" || installer.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("%v", installer.Spec)
+	}
+}
+
+// TestProbeSettings checks that an operator's numbers replace the chart's, and that what the probes ask stays.
+func TestProbeSettings(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset", "static-pod", "static-pod-manifest"} {
+		plain := renderMode(t, mode).proxy.Spec.Containers[0]
+		container := renderMode(t, mode, "--set", "startupProbe.failureThreshold=900,readinessProbe.timeoutSeconds=9,livenessProbe.initialDelaySeconds=7").proxy.Spec.Containers[0]
+		start, ready, live := container.StartupProbe, container.ReadinessProbe, container.LivenessProbe
+		if start.FailureThreshold != 900 || start.PeriodSeconds != 2 || ready.TimeoutSeconds != 9 || ready.PeriodSeconds != 5 || live.InitialDelaySeconds != 7 || live.FailureThreshold != 6 {
+			t.Errorf("%s: %v, %v, %v", mode, start, ready, live)
+		}
+		if !reflect.DeepEqual(start.HTTPGet, plain.StartupProbe.HTTPGet) || !reflect.DeepEqual(ready.HTTPGet, plain.ReadinessProbe.HTTPGet) || plain.StartupProbe.FailureThreshold != 300 {
+			t.Errorf("%s: %v, %v", mode, start, ready)
+		}
+	}
+}
+
+// TestUpdates checks the strategies and the revisions that are kept, by default and as the operator sets them.
+func TestUpdates(t *testing.T) {
+	plain := renderMode(t, "deployment").deployment.Spec
+	if rolling := plain.Strategy.RollingUpdate; rolling.MaxUnavailable.IntValue() != 0 || rolling.MaxSurge.IntValue() != 1 || plain.RevisionHistoryLimit != nil {
+		t.Errorf("%v", plain.Strategy)
+	}
+	own := renderMode(t, "deployment", "--set", "deployment.strategy.type=Recreate,revisionHistoryLimit=0").deployment.Spec
+	if own.Strategy.Type != appsv1.RecreateDeploymentStrategyType || own.Strategy.RollingUpdate != nil || *own.RevisionHistoryLimit != 0 {
+		t.Errorf("%v", own.Strategy)
+	}
+	for _, mode := range []string{"daemonset", "static-pod", "static-pod-absent"} {
+		plain := renderMode(t, mode).daemonSet.Spec
+		if rolling := plain.UpdateStrategy.RollingUpdate; rolling.MaxUnavailable.IntValue() != 1 || plain.RevisionHistoryLimit != nil {
+			t.Errorf("%s: %v", mode, plain.UpdateStrategy)
+		}
+		own := renderMode(t, mode, "--set", "daemonSet.updateStrategy.type=OnDelete,revisionHistoryLimit=3").daemonSet.Spec
+		if own.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || own.UpdateStrategy.RollingUpdate != nil || *own.RevisionHistoryLimit != 3 {
+			t.Errorf("%s: %v", mode, own.UpdateStrategy)
+		}
+	}
+}
+
+// TestSpread checks that constraints count the Deployment's pods, and that the operator's replace the chart's.
+func TestSpread(t *testing.T) {
+	zone := "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule,topologySpreadConstraints[0].topologyKey="
+	for want, args := range map[string][]string{
+		"kubernetes.io/hostname":      nil,
+		"topology.kubernetes.io/zone": {"--set", zone + "topology.kubernetes.io/zone"},
+	} {
+		o := renderMode(t, "deployment", args...)
+		spread := o.proxy.Spec.TopologySpreadConstraints
+		if len(spread) != 1 || spread[0].TopologyKey != want || !reflect.DeepEqual(spread[0].LabelSelector, o.deployment.Spec.Selector) {
+			t.Errorf("%q: %v", want, spread)
+		}
+	}
+	own := renderMode(t, "deployment", "--set", zone+"x,topologySpreadConstraints[0].labelSelector.matchLabels.a=b").proxy.Spec.TopologySpreadConstraints
+	if selector := own[0].LabelSelector.MatchLabels; len(selector) != 1 || selector["a"] != "b" {
+		t.Errorf("%v", own)
+	}
+	if none := renderMode(t, "deployment", "--set-json", "topologySpreadConstraints=[]").proxy.Spec.TopologySpreadConstraints; len(none) != 0 {
+		t.Errorf("%v", none)
+	}
+}
+
+// TestService checks what meshes and load balancers read of the clients' Service: the protocol behind each port, above all.
+func TestService(t *testing.T) {
+	for protocol, args := range map[string][]string{
+		"https":             {"deployment", "--set", "listener.readOnlyPort=23792"},
+		"kubernetes.io/h2c": {"deployment-plain", "--set", "listener.readOnlyPort=23792"},
+		"grpc":              {"deployment", "--set", "listener.readOnlyPort=23792", "--set", "service.appProtocol=grpc"},
+	} {
+		service := renderMode(t, args[0], args[1:]...).services["rc-rangecache"].Spec
+		for _, port := range service.Ports {
+			if port.AppProtocol == nil || *port.AppProtocol != protocol {
+				t.Errorf("%q: port %s is not of %s", args, port.Name, protocol)
+			}
+		}
+		if len(service.Ports) != 2 || service.Type != corev1.ServiceTypeClusterIP || service.TrafficDistribution != nil {
+			t.Errorf("%q: %v", args, service)
+		}
+	}
+	service := renderMode(t, "deployment", "--set", "service.type=LoadBalancer,service.trafficDistribution=PreferSameZone", "--set-string", "service.annotations.internal=true").services["rc-rangecache"]
+	if service.Spec.Type != corev1.ServiceTypeLoadBalancer || *service.Spec.TrafficDistribution != "PreferSameZone" || service.Annotations["internal"] != "true" {
+		t.Errorf("%v", service)
 	}
 }
 

@@ -86,6 +86,17 @@ least the buffers, 256Mi for the program and watches (64Mi), and an eighth of th
 {{- toYaml (mergeOverwrite $derived (deepCopy .Values.resources)) -}}
 {{- end -}}
 
+{{- define "rangecache.revisionHistoryLimit" -}}
+{{- if not (kindIs "invalid" .Values.revisionHistoryLimit) -}}
+revisionHistoryLimit: {{ int64 .Values.revisionHistoryLimit }}
+{{- end -}}
+{{- end -}}
+
+{{- /* One node after another, each warm before the next: a cold cache reads everything from etcd once. */ -}}
+{{- define "rangecache.updateStrategy" -}}
+{{- default (dict "type" "RollingUpdate" "rollingUpdate" (dict "maxUnavailable" 1)) .Values.daemonSet.updateStrategy | toYaml -}}
+{{- end -}}
+
 {{- define "rangecache.hostNetwork" -}}
 {{- if ne .Values.mode "deployment" -}}true{{- end -}}
 {{- end -}}

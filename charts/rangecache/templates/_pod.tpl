@@ -63,22 +63,18 @@ containers:
         sleep:
           seconds: {{ . }}
     {{- end }}
-    # Loading a large keyspace may take long: ten minutes.
+    # Loading a large keyspace may take long: ten minutes, unless startupProbe says otherwise.
     startupProbe:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/readyz" "/livez" (and $deployment .Values.deployment.waitForWarmth))) | nindent 6 }}
-      periodSeconds: 2
-      failureThreshold: 300
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 2 "failureThreshold" 300) "overrides" .Values.startupProbe) | nindent 6 }}
     # A cold rangecache still forwards, so a cold pod must stay in its Service; one that no member of etcd answers must not. The
     # readiness of pods in the host's network routes no traffic and therefore shows whether the mirrors are warm.
     readinessProbe:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/servez" "/readyz" $deployment)) | nindent 6 }}
-      periodSeconds: 5
-      timeoutSeconds: 3
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 5 "timeoutSeconds" 3) "overrides" .Values.readinessProbe) | nindent 6 }}
     livenessProbe:
       {{- include "rangecache.probe" (dict "root" . "path" "/livez") | nindent 6 }}
-      periodSeconds: 10
-      timeoutSeconds: 5
-      failureThreshold: 6
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6) "overrides" .Values.livenessProbe) | nindent 6 }}
     resources:
       {{- include "rangecache.resources" . | nindent 6 }}
     securityContext:
