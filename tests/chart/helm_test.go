@@ -72,6 +72,7 @@ type objects struct {
 	budget          *policyv1.PodDisruptionBudget
 	policy          *networkingv1.NetworkPolicy
 	monitor         *monitoringv1.ServiceMonitor
+	podMonitor      *monitoringv1.PodMonitor
 	rule            *monitoringv1.PrometheusRule
 	configMap       *corev1.ConfigMap
 	serviceAccounts int
@@ -142,6 +143,9 @@ func parse(t *testing.T, manifests string) *objects {
 		case "monitoring.coreos.com/v1 ServiceMonitor":
 			o.monitor = strictly[monitoringv1.ServiceMonitor](t, document)
 			object = o.monitor
+		case "monitoring.coreos.com/v1 PodMonitor":
+			o.podMonitor = strictly[monitoringv1.PodMonitor](t, document)
+			object = o.podMonitor
 		case "monitoring.coreos.com/v1 PrometheusRule":
 			o.rule = strictly[monitoringv1.PrometheusRule](t, document)
 			object = o.rule
@@ -298,6 +302,9 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"topologySpreadConstraints[0].topologyKey=x", "missing properties 'maxSkew', 'whenUnsatisfiable'"},
 			{"service.trafficDistribution=Near", "at '/service/trafficDistribution'"},
 			{"service.type=ExternalName", "at '/service/type'"},
+			{"serviceMonitor.enabled=true,podMonitor.enabled=true", "choose one"},
+			{"podMonitor.scrapeTimeout=5", "at '/podMonitor/scrapeTimeout'"},
+			{"prometheusRule.enabled=true,prometheusRule.disabledAlerts={RangecacheDwon}", "there is no alert RangecacheDwon"},
 			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
 			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {
@@ -306,9 +313,11 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 				t.Errorf("%s, %s: %v does not say %q", binary, mistake.set, err, mistake.says)
 			}
 		}
-		_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", "serviceMonitor.enabled=true")...)
-		if err == nil || !strings.Contains(err.Error(), "metrics.host") {
-			t.Errorf("metrics on loopback cannot be scraped: %v", err)
+		for _, monitor := range []string{"serviceMonitor", "podMonitor"} {
+			_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", monitor+".enabled=true")...)
+			if err == nil || !strings.Contains(err.Error(), "metrics.host") {
+				t.Errorf("metrics on loopback cannot be scraped: %v", err)
+			}
 		}
 	}
 }

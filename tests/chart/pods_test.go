@@ -795,9 +795,14 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 
 var version = regexp.MustCompile(`(?m)^version = "(.*)"`)
 
+func cargoVersion(t *testing.T) string {
+	t.Helper()
+	return version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
+}
+
 // TestVersions checks that chart, image and program have the same version.
 func TestVersions(t *testing.T) {
-	cargo := version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
+	cargo := cargoVersion(t)
 	if !strings.Contains(read(t, chart+"/Chart.yaml"), "\nappVersion: "+cargo+"\n") {
 		t.Errorf("Chart.yaml's appVersion is not %s", cargo)
 	}

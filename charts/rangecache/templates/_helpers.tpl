@@ -182,6 +182,27 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- include "rangecache.listenerUrl" (dict "root" . "port" .Values.listener.port) -}}
 {{- end -}}
 
+{{- /* The repository's files of the installed version. */ -}}
+{{- define "rangecache.blob" -}}
+https://github.com/rangecache/rangecache/blob/v{{ .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* How a monitor scrapes an endpoint. Takes a dict of monitor, its values, and relabelings, those before the operator's. */ -}}
+{{- define "rangecache.scrape" -}}
+interval: {{ .monitor.interval }}
+{{- with .monitor.scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with concat .relabelings .monitor.relabelings }}
+relabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- /* Names under which HTTP/1 requests without TLS are answered: those of the Services, and the operator's. */ -}}
 {{- define "rangecache.hosts" -}}
 {{- $hosts := list -}}
