@@ -65,6 +65,7 @@ type objects struct {
 	labels          map[string]map[string]string // by "Kind name"
 	pods            []corev1.PodTemplateSpec
 	proxy           *corev1.PodTemplateSpec // rangecache's own, also out of the installer's hands
+	test            *corev1.Pod             // of `helm test`
 	staticManifest  string
 	deployment      *appsv1.Deployment
 	daemonSet       *appsv1.DaemonSet
@@ -113,9 +114,13 @@ func parse(t *testing.T, manifests string) *objects {
 		switch head.APIVersion + " " + head.Kind {
 		case "v1 Pod":
 			pod := strictly[corev1.Pod](t, document)
+			object = pod
+			if pod.Annotations["helm.sh/hook"] == "test" {
+				o.test = pod
+				break
+			}
 			o.proxy = &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
 			o.staticManifest = document
-			object = pod
 		case "apps/v1 DaemonSet":
 			o.daemonSet = strictly[appsv1.DaemonSet](t, document)
 			o.pods = append(o.pods, o.daemonSet.Spec.Template)
@@ -237,12 +242,12 @@ var digits = regexp.MustCompile(`-[0-9a-f]{8}\b`)
 // TestModesConsistOfTheirObjects checks the objects of each mode, with no others.
 func TestModesConsistOfTheirObjects(t *testing.T) {
 	for mode, expected := range map[string]string{
-		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer Pod rc-rangecache-test PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
 		"static-pod-absent":   "[DaemonSet rc-rangecache-installer ServiceAccount rc-rangecache]",
 		"static-pod-manifest": "[Pod rc-rangecache-00000000]",
-		"daemonset":           "[DaemonSet rc-rangecache ServiceAccount rc-rangecache]",
-		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
-		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache Service rc-rangecache ServiceAccount rc-rangecache]",
+		"daemonset":           "[DaemonSet rc-rangecache Pod rc-rangecache-test ServiceAccount rc-rangecache]",
+		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache]",
 	} {
 		// The digits are those of the manifest's text.
 		if got := digits.ReplaceAllString(fmt.Sprint(keysOf(renderMode(t, mode).all)), "-00000000"); got != expected {
@@ -332,6 +337,9 @@ func TestNotes(t *testing.T) {
 		"deployment":          {"https://rc-rangecache.some-namespace.svc:23790", "Roll back"},
 		"deployment-plain":    {"http://rc-rangecache.some-namespace.svc:23790", "Roll back", "WARNING", "networkPolicy.clients"},
 	} {
+		if tests := mode != "static-pod-absent" && mode != "static-pod-manifest"; tests {
+			says = append(says, "helm test rc --namespace some-namespace")
+		}
 		// Helm 3 needs a cluster for this; its lint has rendered the notes, too.
 		out, err := helm(helms[0], "install", release, chart, "--dry-run=client", "--namespace", namespace, "--values", modes(t)[mode])
 		must(t, mode, err)

@@ -70,8 +70,8 @@ func awaitReady(t *testing.T, metrics string) {
 	}
 }
 
-// scrape returns /metrics of a rangecache on a real etcd, after a read.
-func scrape(t *testing.T) string {
+// startPair starts a rangecache on a real etcd and returns its URLs for clients and for metrics.
+func startPair(t *testing.T) (clientURL, metricsURL string) {
 	t.Helper()
 	etcd, peer, clients, metrics := shared.FreePort(t), shared.FreePort(t), shared.FreePort(t), shared.FreePort(t)
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
@@ -80,13 +80,20 @@ func scrape(t *testing.T) string {
 		"--listen-peer-urls", url(peer), "--initial-advertise-peer-urls", url(peer), "--initial-cluster", "default="+url(peer))
 	start(t, rangecacheBinary(), "--endpoints", url(etcd), "--listen-client-urls", url(clients), "--listen-metrics-urls", url(metrics))
 	awaitReady(t, url(metrics))
+	return url(clients), url(metrics)
+}
+
+// scrape returns /metrics of a rangecache on a real etcd, after a read.
+func scrape(t *testing.T) string {
+	t.Helper()
+	clients, metrics := startPair(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	for _, words := range [][]string{{"put", "a", "b"}, {"get", "a"}} {
-		out, err := exec.CommandContext(ctx, tools+"/etcdctl", append([]string{"--endpoints", url(clients)}, words...)...).CombinedOutput()
+		out, err := exec.CommandContext(ctx, tools+"/etcdctl", append([]string{"--endpoints", clients}, words...)...).CombinedOutput()
 		must(t, string(out), err)
 	}
-	text, _, err := get(url(metrics) + "/metrics")
+	text, _, err := get(metrics + "/metrics")
 	must(t, "metrics", err)
 	return text
 }
@@ -297,7 +304,7 @@ func TestMonitors(t *testing.T) {
 			t.Errorf("%s: %v", mode, endpoint)
 		}
 		o = renderMode(t, mode, settings("podMonitor")...)
-		if o.monitor != nil || o.services["rc-rangecache-metrics"] != nil || o.podMonitor.Labels["release"] != "prometheus" {
+		if o.monitor != nil || mode != "deployment" && o.services["rc-rangecache-metrics"] != nil || o.podMonitor.Labels["release"] != "prometheus" {
 			t.Errorf("%s: %q, %v", mode, keysOf(o.all), o.podMonitor)
 		}
 		for key, value := range o.podMonitor.Spec.Selector.MatchLabels {
@@ -332,6 +339,42 @@ func TestMonitors(t *testing.T) {
 				t.Errorf("%s is scraped at %s", ip, address)
 			}
 		}
+	}
+}
+
+// TestHelmTestAsksWhetherMemoryAnswers runs the test's program with its arguments on a rangecache, and where none is, and checks that
+// its pod reaches the metrics.
+func TestHelmTestAsksWhetherMemoryAnswers(t *testing.T) {
+	_, metrics := startPair(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(metrics, "http://"), ":")
+	for _, mode := range []string{"daemonset", "static-pod"} {
+		for wanted, port := range map[int]string{0: port, 2: fmt.Sprint(shared.FreePort(t))} {
+			pod := renderMode(t, mode, "--set", "metrics.port="+port).test
+			command := exec.Command(rangecacheBinary(), pod.Spec.Containers[0].Args...)
+			out, _ := command.CombinedOutput()
+			if code := command.ProcessState.ExitCode(); code != wanted || !pod.Spec.HostNetwork {
+				t.Errorf("%s: exit code %d, not %d: %s", mode, code, wanted, out)
+			}
+			placed := renderMode(t, mode).daemonSet.Spec.Template.Spec
+			if !reflect.DeepEqual(pod.Spec.Tolerations, placed.Tolerations) || !reflect.DeepEqual(pod.Spec.Affinity, placed.Affinity) {
+				t.Errorf("%s: the test runs on other nodes: %v, %v", mode, pod.Spec.Tolerations, pod.Spec.Affinity)
+			}
+		}
+	}
+	o := renderMode(t, "deployment-plain", "--set", "networkPolicy.metrics[0].podSelector.matchLabels.app=prometheus")
+	const url = "http://rc-rangecache-metrics.some-namespace.svc:23791"
+	if args := o.test.Spec.Containers[0].Args; !slices.Equal(args, []string{"health", "--ready", "--metrics-url=" + url}) {
+		t.Errorf("%q", args)
+	}
+	args := o.proxy.Spec.Containers[0].Args
+	if !slices.ContainsFunc(args, func(arg string) bool {
+		return strings.HasPrefix(arg, "--host-whitelist=") && strings.Contains(arg, ",rc-rangecache-metrics.some-namespace.svc")
+	}) {
+		t.Errorf("rangecache refuses the name: %q", args)
+	}
+	from := o.policy.Spec.Ingress[len(o.policy.Spec.Ingress)-1].From
+	if len(from) != 2 || from[1].PodSelector.MatchLabels["app.kubernetes.io/component"] != o.test.Labels["app.kubernetes.io/component"] {
+		t.Errorf("the policy refuses the test: %v", from)
 	}
 }
 

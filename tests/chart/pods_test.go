@@ -60,6 +60,12 @@ func TestPodSecurity(t *testing.T) {
 			t.Errorf("%s violates %q, not %q", mode, got, expected)
 		}
 	}
+	for mode, expected := range map[string][]string{"deployment": nil, "daemonset": {"host namespaces"}, "static-pod": {"host namespaces"}} {
+		test := renderMode(t, mode).test
+		if got := violations(t, &corev1.PodTemplateSpec{ObjectMeta: test.ObjectMeta, Spec: test.Spec}); !slices.Equal(got, expected) {
+			t.Errorf("%s: the test violates %q, not %q", mode, got, expected)
+		}
+	}
 	installer := renderMode(t, "static-pod").daemonSet.Spec.Template
 	expected := []string{"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"}
 	if got := violations(t, &installer); !slices.Equal(got, expected) {
@@ -108,6 +114,9 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 		if o.proxy != nil {
 			pods = append(pods, *o.proxy)
 		}
+		if o.test != nil {
+			pods = append(pods, corev1.PodTemplateSpec{Spec: o.test.Spec})
+		}
 		for _, pod := range pods {
 			if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
 				t.Errorf("%s mounts a token", mode)
@@ -128,9 +137,11 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 // TestPullSecretsAreNamesOrObjects: values of other charts are objects.
 func TestPullSecretsAreNamesOrObjects(t *testing.T) {
 	for _, flag := range []string{"imagePullSecrets={a}", "imagePullSecrets[0].name=a"} {
-		secrets := renderMode(t, "deployment", "--set", flag).proxy.Spec.ImagePullSecrets
-		if len(secrets) != 1 || secrets[0].Name != "a" {
-			t.Errorf("%s: %v", flag, secrets)
+		deployment, installer := renderMode(t, "deployment", "--set", flag), renderMode(t, "static-pod", "--set", flag)
+		for _, spec := range []corev1.PodSpec{deployment.proxy.Spec, deployment.test.Spec, installer.daemonSet.Spec.Template.Spec} {
+			if secrets := spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "a" {
+				t.Errorf("%s: %v", flag, secrets)
+			}
 		}
 	}
 }

@@ -51,6 +51,15 @@ cannot be replaced.
 {{- end -}}
 {{- end -}}
 
+{{- define "rangecache.imagePullSecrets" -}}
+{{- with .Values.imagePullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary dict .) "name") }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "rangecache.image" -}}
 {{- with .Values.image -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}{{- end -}}
@@ -203,6 +212,11 @@ metricRelabelings:
 {{- end }}
 {{- end -}}
 
+{{- /* Whether there is a Service for metrics: ServiceMonitors and the test of mode deployment need it. */ -}}
+{{- define "rangecache.metricsService" -}}
+{{- if or .Values.serviceMonitor.enabled (eq .Values.mode "deployment") -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Names under which HTTP/1 requests without TLS are answered: those of the Services, and the operator's. */ -}}
 {{- define "rangecache.hosts" -}}
 {{- $hosts := list -}}
@@ -210,7 +224,7 @@ metricRelabelings:
 {{- if eq .Values.mode "deployment" -}}
 {{- $services = append $services (include "rangecache.fullname" .) -}}
 {{- end -}}
-{{- if .Values.serviceMonitor.enabled -}}
+{{- if include "rangecache.metricsService" . -}}
 {{- $services = append $services (printf "%s-metrics" (include "rangecache.fullname" .)) -}}
 {{- end -}}
 {{- range $services -}}

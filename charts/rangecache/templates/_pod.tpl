@@ -9,11 +9,8 @@
 {{- /* Static pods may not refer to objects of the API. */ -}}
 {{- if not $static }}
 serviceAccountName: {{ include "rangecache.serviceAccountName" . }}
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary dict .) "name") }}
-  {{- end }}
+{{- with include "rangecache.imagePullSecrets" . }}
+{{- . | nindent 0 }}
 {{- end }}
 {{- end }}
 automountServiceAccountToken: false
