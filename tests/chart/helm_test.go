@@ -310,6 +310,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"serviceMonitor.enabled=true,podMonitor.enabled=true", "choose one"},
 			{"podMonitor.scrapeTimeout=5", "at '/podMonitor/scrapeTimeout'"},
 			{"prometheusRule.enabled=true,prometheusRule.disabledAlerts={RangecacheDwon}", "there is no alert RangecacheDwon"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,flagsFile=RANGECACHE_SHADOW=0.1", "a static pod cannot use a ConfigMap"},
 			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
 			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {

@@ -883,6 +883,48 @@ func TestSidecar(t *testing.T) {
 	}
 }
 
+// TestFlagsFile checks that rangecache takes its settings from the ConfigMap, and that a change of the file restarts no pod.
+func TestFlagsFile(t *testing.T) {
+	settings := func(calls int) string {
+		file := filepath.Join(t.TempDir(), "flags.env")
+		must(t, file, os.WriteFile(file, fmt.Appendf(nil, "# Of this cluster\nRANGECACHE_MAX_CALLS=%d\nRANGECACHE_CACHE_PREFIX=/a/,/b/\nRANGECACHE_LOG_LEVEL=debug\n", calls), 0o600))
+		return "flagsFile=" + file
+	}
+	for _, mode := range []string{"deployment-plain", "daemonset"} {
+		o := renderMode(t, mode, "--set-file", settings(1000), "--set", "log.level=")
+		again := renderMode(t, mode, "--set-file", settings(2000), "--set", "log.level=")
+		if !reflect.DeepEqual(o.proxy, again.proxy) {
+			t.Errorf("%s: another file is another pod", mode)
+		}
+		spec := o.proxy.Spec
+		volume := spec.Volumes[len(spec.Volumes)-1]
+		object, found := o.all["ConfigMap "+volume.ConfigMap.Name].(*corev1.ConfigMap)
+		mount := spec.Containers[0].VolumeMounts[len(spec.Containers[0].VolumeMounts)-1]
+		if !found || mount.Name != volume.Name || mount.SubPath != "" {
+			t.Fatalf("%s: %v, %v", mode, volume, mount)
+		}
+		folder := t.TempDir()
+		for name, text := range object.Data {
+			must(t, name, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
+		}
+		var args []string
+		for _, arg := range spec.Containers[0].Args {
+			// Files of certificates are not looked at where there are none.
+			args = append(args, strings.Replace(arg, mount.MountPath, folder, 1))
+		}
+		out, err := exec.Command(rangecacheBinary(), append([]string{"config"}, args...)...).CombinedOutput()
+		must(t, string(out), err)
+		_, fromFile, _ := strings.Cut(string(out), "# From the flags file\n")
+		fromFile, _, _ = strings.Cut(fromFile, "\n#")
+		if lines := strings.Split(fromFile, "\n"); !slices.Contains(lines, "RANGECACHE_MAX_CALLS=1000") || !slices.Contains(lines, "RANGECACHE_CACHE_PREFIX=/a/,/b/") || !slices.Contains(lines, "RANGECACHE_LOG_LEVEL=debug") {
+			t.Errorf("%s: from the file come %q", mode, lines)
+		}
+	}
+	if o := renderMode(t, "deployment-plain"); slices.ContainsFunc(o.proxy.Spec.Containers[0].Args, func(arg string) bool { return strings.HasPrefix(arg, "--flags-file") }) {
+		t.Errorf("a file without flagsFile: %v", o.proxy.Spec)
+	}
+}
+
 // TestFlagsExist checks that rangecache has every flag that the chart uses.
 func TestFlagsExist(t *testing.T) {
 	help, err := exec.Command(rangecacheBinary(), "--help").Output()

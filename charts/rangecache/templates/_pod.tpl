@@ -157,6 +157,10 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $mounts = append $mounts (dict "name" $volume "mountPath" $file.mount "readOnly" true) -}}
 {{- end -}}
+{{- /* A folder, so that the kubelet updates the file. */ -}}
+{{- if .Values.flagsFile -}}
+{{- $mounts = append $mounts (dict "name" "flags" "mountPath" "/etc/rangecache/flags" "readOnly" true) -}}
+{{- end -}}
 {{- concat $mounts .Values.extraVolumeMounts | toYaml -}}
 {{- end -}}
 
@@ -173,6 +177,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end -}}
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $volumes = append $volumes (dict "name" $volume "hostPath" (dict "path" $file.path "type" "File")) -}}
+{{- end -}}
+{{- if .Values.flagsFile -}}
+{{- $volumes = append $volumes (dict "name" "flags" "configMap" (dict "name" (printf "%s-flags" (include "rangecache.fullname" .)))) -}}
 {{- end -}}
 {{- concat $volumes .Values.extraVolumes | toYaml -}}
 {{- end -}}
@@ -346,7 +353,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end }}
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
-- {{ printf "--log-level=%s" .Values.log.level | quote }}
+{{- with .Values.log.level }}
+- {{ printf "--log-level=%s" . | quote }}
+{{- end }}
 {{- with .Values.log.access }}
 {{- if .enabled }}
 - --access-log=-
@@ -357,6 +366,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- if eq .Values.mode "static-pod" }}
 # The next pod listens before this one ends.
 - --socket-reuse-port
+{{- end }}
+{{- if .Values.flagsFile }}
+- --flags-file=/etc/rangecache/flags/flags.env
 {{- end }}
 {{- range .Values.extraArgs }}
 {{- if and (eq $.Values.mode "static-pod") (regexMatch "^--(socket-reuse-port|reuse-port|manifests-dir|manifest-name|manifest|ready-timeout|attempt|force)(=|$)" .) }}
