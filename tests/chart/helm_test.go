@@ -247,6 +247,7 @@ func TestModesConsistOfTheirObjects(t *testing.T) {
 		"static-pod-manifest": "[Pod rc-rangecache-00000000]",
 		"daemonset":           "[DaemonSet rc-rangecache Pod rc-rangecache-test ServiceAccount rc-rangecache]",
 		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"deployment-settings": "[ConfigMap rc-clients ConfigMap rc-rangecache-flags Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache PodMonitor rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache]",
 		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache]",
 	} {
 		// The digits are those of the manifest's text.

@@ -35,7 +35,7 @@ func TestChart(t *testing.T) {
 	server := startAPIServer(t, files, 1, front.url)
 	server.awaitReady(t)
 	cluster := newCluster(t, server)
-	for _, kind := range []string{"ServiceMonitor", "PrometheusRule"} {
+	for _, kind := range []string{"ServiceMonitor", "PodMonitor", "PrometheusRule"} {
 		cluster.define(t, kind)
 	}
 	modes, err := filepath.Glob(chartDir + "/ci/*-values.yaml")
