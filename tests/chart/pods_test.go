@@ -967,7 +967,7 @@ func TestSidecar(t *testing.T) {
 func TestFlagsFile(t *testing.T) {
 	settings := func(calls int) string {
 		file := filepath.Join(t.TempDir(), "flags.env")
-		must(t, file, os.WriteFile(file, fmt.Appendf(nil, "# Of this cluster\nRANGECACHE_MAX_CALLS=%d\nRANGECACHE_CACHE_PREFIX=/a/,/b/\nRANGECACHE_LOG_LEVEL=debug\n", calls), 0o600))
+		must(t, file, os.WriteFile(file, fmt.Appendf(nil, "  # Of this cluster\nRANGECACHE_MAX_CALLS=%d\nRANGECACHE_CACHE_PREFIX=/a/,/b/\nRANGECACHE_LOG_LEVEL=debug\n", calls), 0o600))
 		return "flagsFile=" + file
 	}
 	for _, mode := range []string{"deployment-plain", "daemonset"} {
