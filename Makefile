@@ -167,6 +167,10 @@ chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) r
 	$(CARGO) build --locked $(BINARIES)
 	cd tests/chart && $(GO) test -count=1 ./...
 
+.PHONY: chart-reference
+chart-reference: go-present ## Write the table of values in charts/rangecache/README.md again from values.yaml and its schema
+	cd tests/chart && UPDATE_REFERENCE=1 $(GO) test -count=1 -run TestValuesTableIsGenerated ./...
+
 # Not part of `make test`: a node's programs take ten minutes to build the first time, and the test needs root.
 .PHONY: test-node
 test-node: $(addprefix $(TOOLS_DIR)/,kube-node pause helm-4 etcd-3.7 node-packages/unpacked) rust-present ## Take the chart's static pod through its life on a true Kubernetes node, in namespaces; needs root and a Debian or Ubuntu

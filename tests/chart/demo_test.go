@@ -78,8 +78,7 @@ func TestDemoIsComplete(t *testing.T) {
 
 	out, err := exec.Command(rangecacheBinary(), append([]string{"config"}, c.Services["rangecache"].Command...)...).CombinedOutput()
 	must(t, string(out), err)
-	cargo := version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
-	if c.Services["rangecache"].Image != "ghcr.io/rangecache/rangecache:"+cargo {
+	if c.Services["rangecache"].Image != "ghcr.io/rangecache/rangecache:"+cargoVersion(t) {
 		t.Error(c.Services["rangecache"].Image)
 	}
 	// The dashboards are provisioned from the folder into which the dashboard is mounted.

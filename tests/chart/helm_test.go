@@ -61,9 +61,11 @@ func modes(t *testing.T) map[string]string {
 
 // objects are the objects of a rendered mode, by type.
 type objects struct {
-	all             map[string]any // by "Kind name"
+	all             map[string]any               // by "Kind name"
+	labels          map[string]map[string]string // by "Kind name"
 	pods            []corev1.PodTemplateSpec
 	proxy           *corev1.PodTemplateSpec // rangecache's own, also out of the installer's hands
+	test            *corev1.Pod             // of `helm test`
 	staticManifest  string
 	deployment      *appsv1.Deployment
 	daemonSet       *appsv1.DaemonSet
@@ -71,6 +73,7 @@ type objects struct {
 	budget          *policyv1.PodDisruptionBudget
 	policy          *networkingv1.NetworkPolicy
 	monitor         *monitoringv1.ServiceMonitor
+	podMonitor      *monitoringv1.PodMonitor
 	rule            *monitoringv1.PrometheusRule
 	configMap       *corev1.ConfigMap
 	serviceAccounts int
@@ -90,14 +93,15 @@ func strictly[T any](t *testing.T, document string) *T {
 
 func parse(t *testing.T, manifests string) *objects {
 	t.Helper()
-	o := &objects{all: map[string]any{}, services: map[string]*corev1.Service{}}
+	o := &objects{all: map[string]any{}, labels: map[string]map[string]string{}, services: map[string]*corev1.Service{}}
 	for _, document := range separator.Split(manifests, -1) {
 		var head struct {
 			APIVersion string `json:"apiVersion"`
 			Kind       string `json:"kind"`
 			Metadata   struct {
-				Name      string `json:"name"`
-				Namespace string `json:"namespace"`
+				Name      string            `json:"name"`
+				Namespace string            `json:"namespace"`
+				Labels    map[string]string `json:"labels"`
 			} `json:"metadata"`
 		}
 		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
@@ -110,9 +114,13 @@ func parse(t *testing.T, manifests string) *objects {
 		switch head.APIVersion + " " + head.Kind {
 		case "v1 Pod":
 			pod := strictly[corev1.Pod](t, document)
+			object = pod
+			if pod.Annotations["helm.sh/hook"] == "test" {
+				o.test = pod
+				break
+			}
 			o.proxy = &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
 			o.staticManifest = document
-			object = pod
 		case "apps/v1 DaemonSet":
 			o.daemonSet = strictly[appsv1.DaemonSet](t, document)
 			o.pods = append(o.pods, o.daemonSet.Spec.Template)
@@ -140,6 +148,9 @@ func parse(t *testing.T, manifests string) *objects {
 		case "monitoring.coreos.com/v1 ServiceMonitor":
 			o.monitor = strictly[monitoringv1.ServiceMonitor](t, document)
 			object = o.monitor
+		case "monitoring.coreos.com/v1 PodMonitor":
+			o.podMonitor = strictly[monitoringv1.PodMonitor](t, document)
+			object = o.podMonitor
 		case "monitoring.coreos.com/v1 PrometheusRule":
 			o.rule = strictly[monitoringv1.PrometheusRule](t, document)
 			object = o.rule
@@ -153,7 +164,7 @@ func parse(t *testing.T, manifests string) *objects {
 		if o.all[key] != nil {
 			t.Errorf("%s is rendered twice", key)
 		}
-		o.all[key] = object
+		o.all[key], o.labels[key] = object, head.Metadata.Labels
 	}
 	for i := range o.pods {
 		pod := &o.pods[i]
@@ -231,12 +242,13 @@ var digits = regexp.MustCompile(`-[0-9a-f]{8}\b`)
 // TestModesConsistOfTheirObjects checks the objects of each mode, with no others.
 func TestModesConsistOfTheirObjects(t *testing.T) {
 	for mode, expected := range map[string]string{
-		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer Pod rc-rangecache-test PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
 		"static-pod-absent":   "[DaemonSet rc-rangecache-installer ServiceAccount rc-rangecache]",
 		"static-pod-manifest": "[Pod rc-rangecache-00000000]",
-		"daemonset":           "[DaemonSet rc-rangecache ServiceAccount rc-rangecache]",
-		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
-		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache Service rc-rangecache ServiceAccount rc-rangecache]",
+		"daemonset":           "[DaemonSet rc-rangecache Pod rc-rangecache-test ServiceAccount rc-rangecache]",
+		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"deployment-settings": "[ConfigMap rc-clients ConfigMap rc-rangecache-flags Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache PodMonitor rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache]",
+		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache Pod rc-rangecache-test PodDisruptionBudget rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache]",
 	} {
 		// The digits are those of the manifest's text.
 		if got := digits.ReplaceAllString(fmt.Sprint(keysOf(renderMode(t, mode).all)), "-00000000"); got != expected {
@@ -286,15 +298,33 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"listener.advertiseUrls={rangecache}", "at '/listener/advertiseUrls/0'"},
 			{"tracing.endpoint=collector:4317", "at '/tracing/endpoint'"},
 			{"tracing.sampleRatio=2", "at '/tracing/sampleRatio'"},
+			{"security.setIds=false,security.runAsUser=1000", "it excludes security.runAsUser"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,security.setIds=false", "nothing assigns a user to a static pod"},
+			{"podSecurityContext.runAsUser=1000", "given by security.runAsUser"},
+			{"startupProbe.httpGet.path=/", "additional properties 'httpGet' not allowed"},
+			{"startupProbe.periodSeconds=0", "at '/startupProbe/periodSeconds'"},
+			{"deployment.strategy.type=OnDelete", "at '/deployment/strategy/type'"},
+			{"daemonSet.updateStrategy.type=Recreate", "at '/daemonSet/updateStrategy/type'"},
+			{"topologySpreadConstraints[0].topologyKey=x", "missing properties 'maxSkew', 'whenUnsatisfiable'"},
+			{"service.trafficDistribution=Near", "at '/service/trafficDistribution'"},
+			{"service.type=ExternalName", "at '/service/type'"},
+			{"serviceMonitor.enabled=true,podMonitor.enabled=true", "choose one"},
+			{"podMonitor.scrapeTimeout=5", "at '/podMonitor/scrapeTimeout'"},
+			{"prometheusRule.enabled=true,prometheusRule.disabledAlerts={RangecacheDwon}", "there is no alert RangecacheDwon"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,flagsFile=RANGECACHE_SHADOW=0.1", "a static pod cannot use a ConfigMap"},
+			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
+			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {
 			_, err := template(binary, append(good[:len(good):len(good)], "--set", mistake.set)...)
 			if err == nil || !strings.Contains(err.Error(), mistake.says) {
 				t.Errorf("%s, %s: %v does not say %q", binary, mistake.set, err, mistake.says)
 			}
 		}
-		_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", "serviceMonitor.enabled=true")...)
-		if err == nil || !strings.Contains(err.Error(), "metrics.host") {
-			t.Errorf("metrics on loopback cannot be scraped: %v", err)
+		for _, monitor := range []string{"serviceMonitor", "podMonitor"} {
+			_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", monitor+".enabled=true")...)
+			if err == nil || !strings.Contains(err.Error(), "metrics.host") {
+				t.Errorf("metrics on loopback cannot be scraped: %v", err)
+			}
 		}
 	}
 }
@@ -309,6 +339,9 @@ func TestNotes(t *testing.T) {
 		"deployment":          {"https://rc-rangecache.some-namespace.svc:23790", "Roll back"},
 		"deployment-plain":    {"http://rc-rangecache.some-namespace.svc:23790", "Roll back", "WARNING", "networkPolicy.clients"},
 	} {
+		if tests := mode != "static-pod-absent" && mode != "static-pod-manifest"; tests {
+			says = append(says, "helm test rc --namespace some-namespace")
+		}
 		// Helm 3 needs a cluster for this; its lint has rendered the notes, too.
 		out, err := helm(helms[0], "install", release, chart, "--dry-run=client", "--namespace", namespace, "--values", modes(t)[mode])
 		must(t, mode, err)

@@ -10,11 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"rangecache.test/shared"
 	"sigs.k8s.io/yaml"
 )
@@ -67,8 +70,8 @@ func awaitReady(t *testing.T, metrics string) {
 	}
 }
 
-// scrape returns /metrics of a rangecache on a real etcd, after a read.
-func scrape(t *testing.T) string {
+// startPair starts a rangecache on a real etcd and returns its URLs for clients and for metrics.
+func startPair(t *testing.T) (clientURL, metricsURL string) {
 	t.Helper()
 	etcd, peer, clients, metrics := shared.FreePort(t), shared.FreePort(t), shared.FreePort(t), shared.FreePort(t)
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
@@ -77,13 +80,20 @@ func scrape(t *testing.T) string {
 		"--listen-peer-urls", url(peer), "--initial-advertise-peer-urls", url(peer), "--initial-cluster", "default="+url(peer))
 	start(t, rangecacheBinary(), "--endpoints", url(etcd), "--listen-client-urls", url(clients), "--listen-metrics-urls", url(metrics))
 	awaitReady(t, url(metrics))
+	return url(clients), url(metrics)
+}
+
+// scrape returns /metrics of a rangecache on a real etcd, after a read.
+func scrape(t *testing.T) string {
+	t.Helper()
+	clients, metrics := startPair(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	for _, words := range [][]string{{"put", "a", "b"}, {"get", "a"}} {
-		out, err := exec.CommandContext(ctx, tools+"/etcdctl", append([]string{"--endpoints", url(clients)}, words...)...).CombinedOutput()
+		out, err := exec.CommandContext(ctx, tools+"/etcdctl", append([]string{"--endpoints", clients}, words...)...).CombinedOutput()
 		must(t, string(out), err)
 	}
-	text, _, err := get(url(metrics) + "/metrics")
+	text, _, err := get(metrics + "/metrics")
 	must(t, "metrics", err)
 	return text
 }
@@ -261,6 +271,113 @@ func TestAlerts(t *testing.T) {
 	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", file)
 }
 
+// TestAlertsCanBeLeftOut checks that only the named alerts are missing, and that the others are those of the file.
+func TestAlertsCanBeLeftOut(t *testing.T) {
+	all := renderMode(t, "deployment").rule.Spec.Groups[0].Rules
+	some := renderMode(t, "deployment", "--set", "prometheusRule.disabledAlerts={RangecacheDown,RangecachePanics}").rule.Spec.Groups[0].Rules
+	left := slices.DeleteFunc(slices.Clone(all), func(rule monitoringv1.Rule) bool {
+		return rule.Alert == "RangecacheDown" || rule.Alert == "RangecachePanics"
+	})
+	if len(all) != len(alerts(t)) || len(left) != len(all)-2 || !reflect.DeepEqual(some, left) {
+		t.Errorf("%d of %d alerts: %v", len(some), len(all), some)
+	}
+	for i, rule := range alerts(t) {
+		if all[i].Alert != rule.Alert || all[i].Expr.String() != rule.Expr || all[i].Annotations["summary"] != rule.Annotations["summary"] {
+			t.Errorf("%v is not %v", all[i], rule)
+		}
+	}
+}
+
+// TestMonitors checks that both kinds of monitors find the metrics in every mode, and have the operator's settings.
+func TestMonitors(t *testing.T) {
+	settings := func(kind string) []string {
+		other := map[string]string{"serviceMonitor": "podMonitor", "podMonitor": "serviceMonitor"}[kind]
+		set := strings.NewReplacer("X", kind, "Y", other).Replace("metrics.host=0.0.0.0,Y.enabled=false,X.enabled=true,X.labels.release=prometheus," +
+			"X.interval=15s,X.scrapeTimeout=5s,X.relabelings[0].targetLabel=rack,X.metricRelabelings[0].action=drop")
+		return []string{"--set", set}
+	}
+	for _, mode := range []string{"deployment", "daemonset", "static-pod"} {
+		o := renderMode(t, mode, settings("serviceMonitor")...)
+		endpoint := o.monitor.Spec.Endpoints[0]
+		if endpoint.Port != "metrics" || endpoint.Interval != "15s" || endpoint.ScrapeTimeout != "5s" || o.podMonitor != nil ||
+			len(endpoint.RelabelConfigs) != 1 || endpoint.RelabelConfigs[0].TargetLabel != "rack" || endpoint.MetricRelabelConfigs[0].Action != "drop" {
+			t.Errorf("%s: %v", mode, endpoint)
+		}
+		o = renderMode(t, mode, settings("podMonitor")...)
+		if o.monitor != nil || mode != "deployment" && o.services["rc-rangecache-metrics"] != nil || o.podMonitor.Labels["release"] != "prometheus" {
+			t.Errorf("%s: %q, %v", mode, keysOf(o.all), o.podMonitor)
+		}
+		for key, value := range o.podMonitor.Spec.Selector.MatchLabels {
+			if o.proxy.Labels[key] != value {
+				t.Errorf("%s: the monitor wants %s=%s", mode, key, value)
+			}
+		}
+		pod := o.podMonitor.Spec.PodMetricsEndpoints[0]
+		if pod.Interval != "15s" || pod.ScrapeTimeout != "5s" || pod.RelabelConfigs[len(pod.RelabelConfigs)-1].TargetLabel != "rack" || pod.MetricRelabelConfigs[0].Action != "drop" {
+			t.Errorf("%s: %v", mode, pod)
+		}
+		if mode != "static-pod" {
+			ports := o.proxy.Spec.Containers[0].Ports
+			if last := ports[len(ports)-1]; *pod.Port != last.Name || last.ContainerPort != 23791 || len(pod.RelabelConfigs) != 1 {
+				t.Errorf("%s: %v", mode, pod)
+			}
+			continue
+		}
+		if len(pod.RelabelConfigs) != 3 {
+			t.Fatalf("%v", pod.RelabelConfigs)
+		}
+		// As Prometheus applies them: a rule's expression matches the whole of its source.
+		for ip, want := range map[string]string{"10.0.0.1": "10.0.0.1:23791", "fd00::1": "[fd00::1]:23791"} {
+			address := ip
+			for _, rule := range pod.RelabelConfigs[:2] {
+				whole := regexp.MustCompile("^(?:" + rule.Regex + ")$")
+				if rule.SourceLabels[0] == "__meta_kubernetes_pod_ip" && rule.TargetLabel == "__address__" && whole.MatchString(ip) {
+					address = whole.ReplaceAllString(ip, strings.ReplaceAll(*rule.Replacement, "$1", "${1}"))
+				}
+			}
+			if address != want || pod.Port != nil {
+				t.Errorf("%s is scraped at %s", ip, address)
+			}
+		}
+	}
+}
+
+// TestHelmTestAsksWhetherMemoryAnswers runs the test's program with its arguments on a rangecache, and where none is, and checks that
+// its pod reaches the metrics.
+func TestHelmTestAsksWhetherMemoryAnswers(t *testing.T) {
+	_, metrics := startPair(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(metrics, "http://"), ":")
+	for _, mode := range []string{"daemonset", "static-pod"} {
+		for wanted, port := range map[int]string{0: port, 2: fmt.Sprint(shared.FreePort(t))} {
+			pod := renderMode(t, mode, "--set", "metrics.port="+port).test
+			command := exec.Command(rangecacheBinary(), pod.Spec.Containers[0].Args...)
+			out, _ := command.CombinedOutput()
+			if code := command.ProcessState.ExitCode(); code != wanted || !pod.Spec.HostNetwork {
+				t.Errorf("%s: exit code %d, not %d: %s", mode, code, wanted, out)
+			}
+			placed := renderMode(t, mode).daemonSet.Spec.Template.Spec
+			if !reflect.DeepEqual(pod.Spec.Tolerations, placed.Tolerations) || !reflect.DeepEqual(pod.Spec.Affinity, placed.Affinity) {
+				t.Errorf("%s: the test runs on other nodes: %v, %v", mode, pod.Spec.Tolerations, pod.Spec.Affinity)
+			}
+		}
+	}
+	o := renderMode(t, "deployment-plain", "--set", "networkPolicy.metrics[0].podSelector.matchLabels.app=prometheus")
+	const url = "http://rc-rangecache-metrics.some-namespace.svc:23791"
+	if args := o.test.Spec.Containers[0].Args; !slices.Equal(args, []string{"health", "--ready", "--metrics-url=" + url}) {
+		t.Errorf("%q", args)
+	}
+	args := o.proxy.Spec.Containers[0].Args
+	if !slices.ContainsFunc(args, func(arg string) bool {
+		return strings.HasPrefix(arg, "--host-whitelist=") && strings.Contains(arg, ",rc-rangecache-metrics.some-namespace.svc")
+	}) {
+		t.Errorf("rangecache refuses the name: %q", args)
+	}
+	from := o.policy.Spec.Ingress[len(o.policy.Spec.Ingress)-1].From
+	if len(from) != 2 || from[1].PodSelector.MatchLabels["app.kubernetes.io/component"] != o.test.Labels["app.kubernetes.io/component"] {
+		t.Errorf("the policy refuses the test: %v", from)
+	}
+}
+
 // TestFailuresHaveAlerts checks that each alert which docs/operations.md names for a failure fires for one of several
 // rangecaches, and that every alert is named there.
 func TestFailuresHaveAlerts(t *testing.T) {
@@ -307,10 +424,12 @@ func TestHeadlinesCountBothKindsOfReads(t *testing.T) {
 	}
 }
 
-// TestRunbooks checks that each alert links to its heading, under the operator's base URL.
+// TestRunbooks checks that each alert links to its heading, in the installed version or under the operator's base URL.
 func TestRunbooks(t *testing.T) {
 	page := read(t, root+"/docs/runbooks.md")
 	rules := renderMode(t, "deployment").rule.Spec.Groups[0].Rules
+	installed := renderMode(t, "static-pod").rule.Spec.Groups[0].Rules
+	blob := "https://github.com/rangecache/rangecache/blob/v" + cargoVersion(t) + "/"
 	for i, rule := range alerts(t) {
 		anchor := "#" + strings.ToLower(rule.Alert)
 		if url := rule.Annotations["runbook_url"]; url != "https://github.com/rangecache/rangecache/blob/main/docs/runbooks.md"+anchor {
@@ -318,6 +437,9 @@ func TestRunbooks(t *testing.T) {
 		}
 		if url := rules[i].Annotations["runbook_url"]; url != "https://runbooks.example/rangecache"+anchor {
 			t.Errorf("%s links to %s", rule.Alert, url)
+		}
+		if url := installed[i].Annotations["runbook_url"]; url != blob+"docs/runbooks.md"+anchor {
+			t.Errorf("%s links to %s, which is not of the installed version", rule.Alert, url)
 		}
 		if !regexp.MustCompile(`(?m)^#+ ` + rule.Alert + `$`).MatchString(page) {
 			t.Errorf("docs/runbooks.md has no heading %s", rule.Alert)
@@ -336,8 +458,9 @@ func TestDashboard(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "dashboard.yaml")
 	must(t, file, os.WriteFile(file, []byte(rules.String()), 0o600))
 	promtool(t, "check", "rules", "--lint=none", file)
-	if data := renderMode(t, "deployment").configMap.Data["rangecache.json"]; strings.TrimSpace(data) != strings.TrimSpace(read(t, dashboardFile)) {
-		t.Error("the ConfigMap's dashboard is not the file's")
+	installed := strings.ReplaceAll(read(t, dashboardFile), "/blob/main/", "/blob/v"+cargoVersion(t)+"/")
+	if data := renderMode(t, "deployment").configMap.Data["rangecache.json"]; strings.TrimSpace(data) != strings.TrimSpace(installed) {
+		t.Error("the ConfigMap's dashboard is not the file's, with links to the installed version")
 	}
 	var dashboard struct {
 		Panels []panel `json:"panels"`

@@ -1,6 +1,8 @@
 package chart
 
 import (
+	"encoding/base64"
+	"encoding/xml"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,10 +13,12 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
+	"sigs.k8s.io/yaml"
 )
 
 func keysOf[V any](m map[string]V) []string {
@@ -59,10 +63,50 @@ func TestPodSecurity(t *testing.T) {
 			t.Errorf("%s violates %q, not %q", mode, got, expected)
 		}
 	}
+	for mode, expected := range map[string][]string{"deployment": nil, "daemonset": {"host namespaces"}, "static-pod": {"host namespaces"}} {
+		test := renderMode(t, mode).test
+		if got := violations(t, &corev1.PodTemplateSpec{ObjectMeta: test.ObjectMeta, Spec: test.Spec}); !slices.Equal(got, expected) {
+			t.Errorf("%s: the test violates %q, not %q", mode, got, expected)
+		}
+	}
 	installer := renderMode(t, "static-pod").daemonSet.Spec.Template
 	expected := []string{"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"}
 	if got := violations(t, &installer); !slices.Equal(got, expected) {
 		t.Errorf("the installer violates %q, not %q", got, expected)
+	}
+}
+
+// TestIdsCanBeLeftOut checks that a cluster can assign user, group and the volumes' group, and that the pod is restricted as
+// before.
+func TestIdsCanBeLeftOut(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset"} {
+		given := renderMode(t, mode).proxy
+		if security := given.Spec.SecurityContext; *security.RunAsUser != 65532 || *security.RunAsGroup != 65532 || *security.FSGroup != 65532 {
+			t.Errorf("%s: %v", mode, security)
+		}
+		pod := renderMode(t, mode, "--set", "security.setIds=false").proxy
+		security := pod.Spec.SecurityContext
+		if security.RunAsUser != nil || security.RunAsGroup != nil || security.FSGroup != nil || pod.Spec.Containers[0].SecurityContext.RunAsUser != nil {
+			t.Errorf("%s: %v", mode, security)
+		}
+		if got, expected := violations(t, pod), violations(t, given); !*security.RunAsNonRoot || !slices.Equal(got, expected) {
+			t.Errorf("%s violates %q, not %q", mode, got, expected)
+		}
+	}
+}
+
+// TestSecurityContexts checks that each field of an operator replaces the chart's, and that the other fields stay.
+func TestSecurityContexts(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset", "static-pod", "static-pod-manifest"} {
+		spec := renderMode(t, mode, "--set", "podSecurityContext.supplementalGroups={7},podSecurityContext.seccompProfile.type=Unconfined",
+			"--set", "securityContext.readOnlyRootFilesystem=false,securityContext.appArmorProfile.type=RuntimeDefault").proxy.Spec
+		pod, container := spec.SecurityContext, spec.Containers[0].SecurityContext
+		if !slices.Equal(pod.SupplementalGroups, []int64{7}) || pod.SeccompProfile.Type != corev1.SeccompProfileTypeUnconfined || pod.RunAsUser == nil {
+			t.Errorf("%s: %v", mode, pod)
+		}
+		if *container.ReadOnlyRootFilesystem || container.AppArmorProfile == nil || *container.AllowPrivilegeEscalation || container.Capabilities.Drop[0] != "ALL" {
+			t.Errorf("%s: %v", mode, container)
+		}
 	}
 }
 
@@ -72,6 +116,9 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 		pods := slices.Clone(o.pods)
 		if o.proxy != nil {
 			pods = append(pods, *o.proxy)
+		}
+		if o.test != nil {
+			pods = append(pods, corev1.PodTemplateSpec{Spec: o.test.Spec})
 		}
 		for _, pod := range pods {
 			if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
@@ -93,9 +140,11 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 // TestPullSecretsAreNamesOrObjects: values of other charts are objects.
 func TestPullSecretsAreNamesOrObjects(t *testing.T) {
 	for _, flag := range []string{"imagePullSecrets={a}", "imagePullSecrets[0].name=a"} {
-		secrets := renderMode(t, "deployment", "--set", flag).proxy.Spec.ImagePullSecrets
-		if len(secrets) != 1 || secrets[0].Name != "a" {
-			t.Errorf("%s: %v", flag, secrets)
+		deployment, installer := renderMode(t, "deployment", "--set", flag), renderMode(t, "static-pod", "--set", flag)
+		for _, spec := range []corev1.PodSpec{deployment.proxy.Spec, deployment.test.Spec, installer.daemonSet.Spec.Template.Spec} {
+			if secrets := spec.ImagePullSecrets; len(secrets) != 1 || secrets[0].Name != "a" {
+				t.Errorf("%s: %v", flag, secrets)
+			}
 		}
 	}
 }
@@ -358,6 +407,88 @@ func TestProbesAndStops(t *testing.T) {
 	}
 }
 
+// TestProbeSettings checks that an operator's numbers replace the chart's, and that what the probes ask stays.
+func TestProbeSettings(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset", "static-pod", "static-pod-manifest"} {
+		plain := renderMode(t, mode).proxy.Spec.Containers[0]
+		container := renderMode(t, mode, "--set", "startupProbe.failureThreshold=900,readinessProbe.timeoutSeconds=9,livenessProbe.initialDelaySeconds=7").proxy.Spec.Containers[0]
+		start, ready, live := container.StartupProbe, container.ReadinessProbe, container.LivenessProbe
+		if start.FailureThreshold != 900 || start.PeriodSeconds != 2 || ready.TimeoutSeconds != 9 || ready.PeriodSeconds != 5 || live.InitialDelaySeconds != 7 || live.FailureThreshold != 6 {
+			t.Errorf("%s: %v, %v, %v", mode, start, ready, live)
+		}
+		if !reflect.DeepEqual(start.HTTPGet, plain.StartupProbe.HTTPGet) || !reflect.DeepEqual(ready.HTTPGet, plain.ReadinessProbe.HTTPGet) || plain.StartupProbe.FailureThreshold != 300 {
+			t.Errorf("%s: %v, %v", mode, start, ready)
+		}
+	}
+}
+
+// TestUpdates checks the strategies and the revisions that are kept, by default and as the operator sets them.
+func TestUpdates(t *testing.T) {
+	plain := renderMode(t, "deployment").deployment.Spec
+	if rolling := plain.Strategy.RollingUpdate; rolling.MaxUnavailable.IntValue() != 0 || rolling.MaxSurge.IntValue() != 1 || plain.RevisionHistoryLimit != nil {
+		t.Errorf("%v", plain.Strategy)
+	}
+	own := renderMode(t, "deployment", "--set", "deployment.strategy.type=Recreate,revisionHistoryLimit=0").deployment.Spec
+	if own.Strategy.Type != appsv1.RecreateDeploymentStrategyType || own.Strategy.RollingUpdate != nil || *own.RevisionHistoryLimit != 0 {
+		t.Errorf("%v", own.Strategy)
+	}
+	for _, mode := range []string{"daemonset", "static-pod", "static-pod-absent"} {
+		plain := renderMode(t, mode).daemonSet.Spec
+		if rolling := plain.UpdateStrategy.RollingUpdate; rolling.MaxUnavailable.IntValue() != 1 || plain.RevisionHistoryLimit != nil {
+			t.Errorf("%s: %v", mode, plain.UpdateStrategy)
+		}
+		own := renderMode(t, mode, "--set", "daemonSet.updateStrategy.type=OnDelete,revisionHistoryLimit=3").daemonSet.Spec
+		if own.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || own.UpdateStrategy.RollingUpdate != nil || *own.RevisionHistoryLimit != 3 {
+			t.Errorf("%s: %v", mode, own.UpdateStrategy)
+		}
+	}
+}
+
+// TestSpread checks that constraints count the Deployment's pods, and that the operator's replace the chart's.
+func TestSpread(t *testing.T) {
+	zone := "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule,topologySpreadConstraints[0].topologyKey="
+	for want, args := range map[string][]string{
+		"kubernetes.io/hostname":      nil,
+		"topology.kubernetes.io/zone": {"--set", zone + "topology.kubernetes.io/zone"},
+	} {
+		o := renderMode(t, "deployment", args...)
+		spread := o.proxy.Spec.TopologySpreadConstraints
+		if len(spread) != 1 || spread[0].TopologyKey != want || !reflect.DeepEqual(spread[0].LabelSelector, o.deployment.Spec.Selector) {
+			t.Errorf("%q: %v", want, spread)
+		}
+	}
+	own := renderMode(t, "deployment", "--set", zone+"x,topologySpreadConstraints[0].labelSelector.matchLabels.a=b").proxy.Spec.TopologySpreadConstraints
+	if selector := own[0].LabelSelector.MatchLabels; len(selector) != 1 || selector["a"] != "b" {
+		t.Errorf("%v", own)
+	}
+	if none := renderMode(t, "deployment", "--set-json", "topologySpreadConstraints=[]").proxy.Spec.TopologySpreadConstraints; len(none) != 0 {
+		t.Errorf("%v", none)
+	}
+}
+
+// TestService checks what meshes and load balancers read of the clients' Service: the protocol behind each port, above all.
+func TestService(t *testing.T) {
+	for protocol, args := range map[string][]string{
+		"https":             {"deployment", "--set", "listener.readOnlyPort=23792"},
+		"kubernetes.io/h2c": {"deployment-plain", "--set", "listener.readOnlyPort=23792"},
+		"grpc":              {"deployment", "--set", "listener.readOnlyPort=23792", "--set", "service.appProtocol=grpc"},
+	} {
+		service := renderMode(t, args[0], args[1:]...).services["rc-rangecache"].Spec
+		for _, port := range service.Ports {
+			if port.AppProtocol == nil || *port.AppProtocol != protocol {
+				t.Errorf("%q: port %s is not of %s", args, port.Name, protocol)
+			}
+		}
+		if len(service.Ports) != 2 || service.Type != corev1.ServiceTypeClusterIP || service.TrafficDistribution != nil {
+			t.Errorf("%q: %v", args, service)
+		}
+	}
+	service := renderMode(t, "deployment", "--set", "service.type=LoadBalancer,service.trafficDistribution=PreferSameZone", "--set-string", "service.annotations.internal=true").services["rc-rangecache"]
+	if service.Spec.Type != corev1.ServiceTypeLoadBalancer || *service.Spec.TrafficDistribution != "PreferSameZone" || service.Annotations["internal"] != "true" {
+		t.Errorf("%v", service)
+	}
+}
+
 func TestSelectorsFindTheirPods(t *testing.T) {
 	for _, mode := range []string{"deployment", "static-pod"} {
 		o := renderMode(t, mode)
@@ -392,6 +523,79 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestLabels checks that every object and pod has the common labels, that an operator's labels win over the chart's, and that
+// selectors are the same with and without them.
+func TestLabels(t *testing.T) {
+	selectors := func(o *objects) string {
+		text := ""
+		if o.deployment != nil {
+			text += fmt.Sprint(o.deployment.Spec.Selector, o.budget.Spec.Selector, o.policy.Spec.PodSelector)
+		}
+		if o.daemonSet != nil {
+			text += fmt.Sprint(o.daemonSet.Spec.Selector)
+		}
+		if o.monitor != nil {
+			text += fmt.Sprint(o.monitor.Spec.Selector)
+		}
+		for _, name := range keysOf(o.services) {
+			text += fmt.Sprint(o.services[name].Spec.Selector)
+		}
+		return text
+	}
+	for mode := range modes(t) {
+		plain := renderMode(t, mode)
+		o := renderMode(t, mode, "--set", `commonLabels.team=storage,commonLabels.app\.kubernetes\.io/part-of=plane,podLabels.tier=cache`)
+		labels := map[string]map[string]string{}
+		for name, of := range o.labels {
+			// An object of extraObjects has the labels that it is given.
+			if name != "ConfigMap rc-clients" {
+				labels[name] = of
+			}
+		}
+		for i, pod := range o.pods {
+			labels[fmt.Sprint("pod ", i)] = pod.Labels
+		}
+		if o.proxy != nil {
+			labels["the proxy's pod"] = o.proxy.Labels
+			if o.proxy.Labels["tier"] != "cache" || plain.proxy.Labels["app.kubernetes.io/part-of"] != "rangecache" {
+				t.Errorf("%s: the pod has %v", mode, o.proxy.Labels)
+			}
+			// An upgrade of the chart alone replaces no pod.
+			if o.proxy.Labels["helm.sh/chart"] != "" || o.proxy.Labels["app.kubernetes.io/version"] != "" {
+				t.Errorf("%s: the pod has versions: %v", mode, o.proxy.Labels)
+			}
+		}
+		for name, of := range labels {
+			if of["team"] != "storage" || of["app.kubernetes.io/part-of"] != "plane" || of["app.kubernetes.io/component"] == "" || of["app.kubernetes.io/instance"] != release {
+				t.Errorf("%s: %s has %v", mode, name, of)
+			}
+		}
+		if with, without := selectors(o), selectors(plain); with != without {
+			t.Errorf("%s: labels changed the selectors from %s to %s", mode, without, with)
+		}
+	}
+}
+
+// TestExtraObjects checks that further objects are rendered as templates, whether they are manifests or texts of them.
+func TestExtraObjects(t *testing.T) {
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	must(t, values, os.WriteFile(values, []byte(`extraObjects:
+  - apiVersion: v1
+    kind: ServiceAccount
+    metadata: {name: "{{ .Release.Name }}-map", namespace: "{{ .Release.Namespace }}"}
+  - |
+    apiVersion: v1
+    kind: ServiceAccount
+    metadata:
+      name: {{ include "rangecache.fullname" . }}-text
+      namespace: {{ .Release.Namespace }}
+`), 0o600))
+	o := renderMode(t, "daemonset", "--values", values)
+	if o.all["ServiceAccount rc-map"] == nil || o.all["ServiceAccount rc-rangecache-text"] == nil {
+		t.Errorf("%q", keysOf(o.all))
 	}
 }
 
@@ -608,11 +812,18 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 
 var version = regexp.MustCompile(`(?m)^version = "(.*)"`)
 
+func cargoVersion(t *testing.T) string {
+	t.Helper()
+	return version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
+}
+
 // TestVersions checks that chart, image and program have the same version.
 func TestVersions(t *testing.T) {
-	cargo := version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
-	if !strings.Contains(read(t, chart+"/Chart.yaml"), "\nappVersion: "+cargo+"\n") {
-		t.Errorf("Chart.yaml's appVersion is not %s", cargo)
+	cargo := cargoVersion(t)
+	for _, line := range []string{"version: ", "appVersion: "} {
+		if !strings.Contains(read(t, chart+"/Chart.yaml"), "\n"+line+cargo+"\n") {
+			t.Errorf("Chart.yaml has no %s%s", line, cargo)
+		}
 	}
 	if !strings.Contains(read(t, root+"/Dockerfile"), "\nARG VERSION="+cargo+"\n") {
 		t.Errorf("the Dockerfile's VERSION is not %s", cargo)
@@ -624,6 +835,78 @@ func TestVersions(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	if image := renderMode(t, "daemonset", "--set", "image.digest="+digest).proxy.Spec.Containers[0].Image; image != "ghcr.io/rangecache/rangecache@"+digest {
 		t.Error(image)
+	}
+}
+
+var (
+	pageLink   = regexp.MustCompile(`\]\(([^)]+)\)`)
+	metaLink   = regexp.MustCompile(`https://github\.com/rangecache/rangecache/[^\s)]+`)
+	anchorDrop = regexp.MustCompile(`[^a-z0-9 _-]`)
+)
+
+// resolveLink checks that a link leads to a file of the repository in the chart's version, and to a heading of it.
+func resolveLink(t *testing.T, where, link string) {
+	t.Helper()
+	file, found := strings.CutPrefix(link, "https://github.com/rangecache/rangecache/blob/v"+cargoVersion(t)+"/")
+	if !found {
+		t.Errorf("%s: %s does not lead to this version", where, link)
+		return
+	}
+	file, fragment, hasFragment := strings.Cut(file, "#")
+	text, err := os.ReadFile(filepath.Join(root, file))
+	if err != nil {
+		t.Errorf("%s: %s leads nowhere: %v", where, link, err)
+		return
+	}
+	if hasFragment && !slices.ContainsFunc(strings.Split(string(text), "\n"), func(line string) bool {
+		heading := strings.ToLower(strings.TrimSpace(strings.TrimLeft(line, "#")))
+		return strings.HasPrefix(line, "#") && strings.ReplaceAll(anchorDrop.ReplaceAllString(heading, ""), " ", "-") == fragment
+	}) {
+		t.Errorf("%s: %s leads to no heading", where, link)
+	}
+}
+
+// TestPackageIsReadableAlone checks what is shown of a package without the repository: its README has no relative links, links lead
+// to the documents of its version, and the index has an icon, the maintainers, changes and the image.
+func TestPackageIsReadableAlone(t *testing.T) {
+	links := 0
+	for _, match := range pageLink.FindAllStringSubmatch(read(t, chart+"/README.md"), -1) {
+		if link := match[1]; !strings.HasPrefix(link, "#") {
+			resolveLink(t, "README.md", link)
+			links++
+		}
+	}
+	if links < 8 {
+		t.Errorf("%d links in README.md", links)
+	}
+	var meta struct {
+		Icon        string                       `json:"icon"`
+		Maintainers []struct{ Name, URL string } `json:"maintainers"`
+		Annotations map[string]string            `json:"annotations"`
+	}
+	must(t, "Chart.yaml", yaml.Unmarshal([]byte(read(t, chart+"/Chart.yaml")), &meta))
+	encoded, isSvg := strings.CutPrefix(meta.Icon, "data:image/svg+xml;base64,")
+	if icon, err := base64.StdEncoding.DecodeString(encoded); err != nil || !isSvg || xml.Unmarshal(icon, new(struct{ XMLName xml.Name })) != nil {
+		t.Errorf("the icon is no drawing: %v", err)
+	}
+	if len(meta.Maintainers) == 0 || meta.Maintainers[0].Name == "" {
+		t.Error("no maintainers")
+	}
+	var changes, images, others []struct{ Kind, Description, Name, Image, URL string }
+	for name, into := range map[string]any{"changes": &changes, "images": &images, "links": &others} {
+		text := meta.Annotations["artifacthub.io/"+name]
+		must(t, name, yaml.Unmarshal([]byte(text), into))
+		for _, link := range metaLink.FindAllString(text, -1) {
+			if !strings.HasSuffix(link, "/issues") {
+				resolveLink(t, name, link)
+			}
+		}
+	}
+	if len(changes) == 0 || changes[0].Kind == "" || changes[0].Description == "" || len(others) == 0 {
+		t.Errorf("changes %v, links %v", changes, others)
+	}
+	if image := renderMode(t, "daemonset").proxy.Spec.Containers[0].Image; len(images) != 1 || images[0].Image != image {
+		t.Errorf("images %v, not %s", images, image)
 	}
 }
 
@@ -677,6 +960,48 @@ func TestSidecar(t *testing.T) {
 	derived := renderMode(t, "deployment-plain", "--set", "cache.maxBytes=1Gi").proxy.Spec.Containers[0]
 	if derived.Image != container.Image || derived.Resources.Limits.Memory().Cmp(*container.Resources.Limits.Memory()) != 0 {
 		t.Errorf("%s, %v", container.Image, container.Resources)
+	}
+}
+
+// TestFlagsFile checks that rangecache takes its settings from the ConfigMap, and that a change of the file restarts no pod.
+func TestFlagsFile(t *testing.T) {
+	settings := func(calls int) string {
+		file := filepath.Join(t.TempDir(), "flags.env")
+		must(t, file, os.WriteFile(file, fmt.Appendf(nil, "  # Of this cluster\nRANGECACHE_MAX_CALLS=%d\nRANGECACHE_CACHE_PREFIX=/a/,/b/\nRANGECACHE_LOG_LEVEL=debug\n", calls), 0o600))
+		return "flagsFile=" + file
+	}
+	for _, mode := range []string{"deployment-plain", "daemonset"} {
+		o := renderMode(t, mode, "--set-file", settings(1000), "--set", "log.level=")
+		again := renderMode(t, mode, "--set-file", settings(2000), "--set", "log.level=")
+		if !reflect.DeepEqual(o.proxy, again.proxy) {
+			t.Errorf("%s: another file is another pod", mode)
+		}
+		spec := o.proxy.Spec
+		volume := spec.Volumes[len(spec.Volumes)-1]
+		object, found := o.all["ConfigMap "+volume.ConfigMap.Name].(*corev1.ConfigMap)
+		mount := spec.Containers[0].VolumeMounts[len(spec.Containers[0].VolumeMounts)-1]
+		if !found || mount.Name != volume.Name || mount.SubPath != "" {
+			t.Fatalf("%s: %v, %v", mode, volume, mount)
+		}
+		folder := t.TempDir()
+		for name, text := range object.Data {
+			must(t, name, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600))
+		}
+		var args []string
+		for _, arg := range spec.Containers[0].Args {
+			// Files of certificates are not looked at where there are none.
+			args = append(args, strings.Replace(arg, mount.MountPath, folder, 1))
+		}
+		out, err := exec.Command(rangecacheBinary(), append([]string{"config"}, args...)...).CombinedOutput()
+		must(t, string(out), err)
+		_, fromFile, _ := strings.Cut(string(out), "# From the flags file\n")
+		fromFile, _, _ = strings.Cut(fromFile, "\n#")
+		if lines := strings.Split(fromFile, "\n"); !slices.Contains(lines, "RANGECACHE_MAX_CALLS=1000") || !slices.Contains(lines, "RANGECACHE_CACHE_PREFIX=/a/,/b/") || !slices.Contains(lines, "RANGECACHE_LOG_LEVEL=debug") {
+			t.Errorf("%s: from the file come %q", mode, lines)
+		}
+	}
+	if o := renderMode(t, "deployment-plain"); slices.ContainsFunc(o.proxy.Spec.Containers[0].Args, func(arg string) bool { return strings.HasPrefix(arg, "--flags-file") }) {
+		t.Errorf("a file without flagsFile: %v", o.proxy.Spec)
 	}
 }
 

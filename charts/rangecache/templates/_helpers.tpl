@@ -23,11 +23,24 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: proxy
 {{- end -}}
 
+{{- /*
+Labels of an object. Takes a dict of root, component, and labels, which the operator gives to this object alone. Labels that select
+cannot be replaced.
+*/ -}}
 {{- define "rangecache.labels" -}}
-{{ include "rangecache.selectorLabels" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- $labels := dict
+  "app.kubernetes.io/part-of" "rangecache"
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- $selecting := include "rangecache.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $selecting "app.kubernetes.io/component" .component -}}
+{{- mergeOverwrite $labels .root.Values.commonLabels (default dict .labels) $selecting | toYaml -}}
+{{- end -}}
+
+{{- /* Labels of a pod, without versions, which would replace pods that are equal otherwise. Takes the same dict. */ -}}
+{{- define "rangecache.podLabels" -}}
+{{- omit (include "rangecache.labels" . | fromYaml) "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" | toYaml -}}
 {{- end -}}
 
 {{- define "rangecache.serviceAccountName" -}}
@@ -35,6 +48,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (include "rangecache.fullname" .) .Values.serviceAccount.name -}}
 {{- else -}}
 {{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rangecache.imagePullSecrets" -}}
+{{- with .Values.imagePullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary dict .) "name") }}
+  {{- end }}
 {{- end -}}
 {{- end -}}
 
@@ -71,6 +93,17 @@ least the buffers, 256Mi for the program and watches (64Mi), and an eighth of th
   "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))
   "limits" (dict "memory" (include "rangecache.mebibytes" $limit)) -}}
 {{- toYaml (mergeOverwrite $derived (deepCopy .Values.resources)) -}}
+{{- end -}}
+
+{{- define "rangecache.revisionHistoryLimit" -}}
+{{- if not (kindIs "invalid" .Values.revisionHistoryLimit) -}}
+revisionHistoryLimit: {{ int64 .Values.revisionHistoryLimit }}
+{{- end -}}
+{{- end -}}
+
+{{- /* One node after another, each warm before the next: a cold cache reads everything from etcd once. */ -}}
+{{- define "rangecache.updateStrategy" -}}
+{{- default (dict "type" "RollingUpdate" "rollingUpdate" (dict "maxUnavailable" 1)) .Values.daemonSet.updateStrategy | toYaml -}}
 {{- end -}}
 
 {{- define "rangecache.hostNetwork" -}}
@@ -158,6 +191,32 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- include "rangecache.listenerUrl" (dict "root" . "port" .Values.listener.port) -}}
 {{- end -}}
 
+{{- /* The repository's files of the installed version. */ -}}
+{{- define "rangecache.blob" -}}
+https://github.com/rangecache/rangecache/blob/v{{ .Chart.AppVersion }}
+{{- end -}}
+
+{{- /* How a monitor scrapes an endpoint. Takes a dict of monitor, its values, and relabelings, those before the operator's. */ -}}
+{{- define "rangecache.scrape" -}}
+interval: {{ .monitor.interval }}
+{{- with .monitor.scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with concat .relabelings .monitor.relabelings }}
+relabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .monitor.metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Whether there is a Service for metrics: ServiceMonitors and the test of mode deployment need it. */ -}}
+{{- define "rangecache.metricsService" -}}
+{{- if or .Values.serviceMonitor.enabled (eq .Values.mode "deployment") -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Names under which HTTP/1 requests without TLS are answered: those of the Services, and the operator's. */ -}}
 {{- define "rangecache.hosts" -}}
 {{- $hosts := list -}}
@@ -165,7 +224,7 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- if eq .Values.mode "deployment" -}}
 {{- $services = append $services (include "rangecache.fullname" .) -}}
 {{- end -}}
-{{- if .Values.serviceMonitor.enabled -}}
+{{- if include "rangecache.metricsService" . -}}
 {{- $services = append $services (printf "%s-metrics" (include "rangecache.fullname" .)) -}}
 {{- end -}}
 {{- range $services -}}

@@ -6,16 +6,11 @@
 {{- $deployment := eq .Values.mode "deployment" -}}
 {{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
 {{- $listener := include "rangecache.listenerTls" . | fromJson -}}
-{{- $user := kindIs "invalid" .Values.security.runAsUser | ternary (ternary 0 65532 $static) .Values.security.runAsUser | int64 -}}
-{{- $group := kindIs "invalid" .Values.security.runAsGroup | ternary $user .Values.security.runAsGroup | int64 -}}
 {{- /* Static pods may not refer to objects of the API. */ -}}
 {{- if not $static }}
 serviceAccountName: {{ include "rangecache.serviceAccountName" . }}
-{{- with .Values.imagePullSecrets }}
-imagePullSecrets:
-  {{- range . }}
-  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary dict .) "name") }}
-  {{- end }}
+{{- with include "rangecache.imagePullSecrets" . }}
+{{- . | nindent 0 }}
 {{- end }}
 {{- end }}
 automountServiceAccountToken: false
@@ -36,15 +31,7 @@ priority: {{ get (dict "system-node-critical" 2000001000 "system-cluster-critica
 {{- $preStop := ternary 0 .Values.shutdown.preStopSeconds (eq .Values.mode "daemonset") }}
 terminationGracePeriodSeconds: {{ add .Values.shutdown.timeoutSeconds $preStop 5 }}
 securityContext:
-  runAsNonRoot: {{ ne $user 0 }}
-  runAsUser: {{ $user }}
-  runAsGroup: {{ $group }}
-  {{- if not $static }}
-  # Makes the Secrets' files readable.
-  fsGroup: {{ $group }}
-  {{- end }}
-  seccompProfile:
-    type: RuntimeDefault
+  {{- include "rangecache.podSecurityContext" . | nindent 2 }}
 containers:
   - name: rangecache
     image: {{ include "rangecache.image" . | quote }}
@@ -73,29 +60,22 @@ containers:
         sleep:
           seconds: {{ . }}
     {{- end }}
-    # Loading a large keyspace may take long: ten minutes.
+    # Loading a large keyspace may take long: ten minutes, unless startupProbe says otherwise.
     startupProbe:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/readyz" "/livez" (and $deployment .Values.deployment.waitForWarmth))) | nindent 6 }}
-      periodSeconds: 2
-      failureThreshold: 300
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 2 "failureThreshold" 300) "overrides" .Values.startupProbe) | nindent 6 }}
     # A cold rangecache still forwards, so a cold pod must stay in its Service; one that no member of etcd answers must not. The
     # readiness of pods in the host's network routes no traffic and therefore shows whether the mirrors are warm.
     readinessProbe:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/servez" "/readyz" $deployment)) | nindent 6 }}
-      periodSeconds: 5
-      timeoutSeconds: 3
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 5 "timeoutSeconds" 3) "overrides" .Values.readinessProbe) | nindent 6 }}
     livenessProbe:
       {{- include "rangecache.probe" (dict "root" . "path" "/livez") | nindent 6 }}
-      periodSeconds: 10
-      timeoutSeconds: 5
-      failureThreshold: 6
+      {{- include "rangecache.withOverrides" (dict "fields" (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6) "overrides" .Values.livenessProbe) | nindent 6 }}
     resources:
       {{- include "rangecache.resources" . | nindent 6 }}
     securityContext:
-      allowPrivilegeEscalation: false
-      readOnlyRootFilesystem: true
-      capabilities:
-        drop: [ALL]
+      {{- include "rangecache.securityContext" . | nindent 6 }}
     {{- with include "rangecache.volumeMounts" . | fromYamlArray }}
     volumeMounts:
       {{- toYaml . | nindent 6 }}
@@ -104,6 +84,38 @@ containers:
 volumes:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end -}}
+
+{{- /* User, group and volumes' group of the pod, unless the cluster assigns them. */ -}}
+{{- define "rangecache.podSecurityContext" -}}
+{{- $static := eq .Values.mode "static-pod" -}}
+{{- $own := .Values.security -}}
+{{- $user := kindIs "invalid" $own.runAsUser | ternary (ternary 0 65532 $static) $own.runAsUser | int64 -}}
+{{- $group := kindIs "invalid" $own.runAsGroup | ternary $user $own.runAsGroup | int64 -}}
+{{- $context := dict "runAsNonRoot" (ne $user 0) "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- if $own.setIds -}}
+{{- $_ := set $context "runAsUser" $user -}}
+{{- $_ := set $context "runAsGroup" $group -}}
+{{- /* Makes the Secrets' files readable. */ -}}
+{{- if not $static -}}{{- $_ := set $context "fsGroup" $group -}}{{- end -}}
+{{- else if $static -}}
+{{- fail "security.setIds=false: nothing assigns a user to a static pod" -}}
+{{- else if not (and (kindIs "invalid" $own.runAsUser) (kindIs "invalid" $own.runAsGroup)) -}}
+{{- fail "security.setIds=false leaves user and group to the cluster: it excludes security.runAsUser and security.runAsGroup" -}}
+{{- end -}}
+{{- include "rangecache.withOverrides" (dict "fields" $context "overrides" .Values.podSecurityContext) -}}
+{{- end -}}
+
+{{- define "rangecache.securityContext" -}}
+{{- $context := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" (dict "drop" (list "ALL")) -}}
+{{- include "rangecache.withOverrides" (dict "fields" $context "overrides" .Values.securityContext) -}}
+{{- end -}}
+
+{{- /* Fields as YAML, those of the overrides instead of those before. */ -}}
+{{- define "rangecache.withOverrides" -}}
+{{- $fields := .fields -}}
+{{- range $name, $value := .overrides -}}{{- $_ := set $fields $name $value -}}{{- end -}}
+{{- toYaml $fields -}}
 {{- end -}}
 
 {{- /*
@@ -145,6 +157,10 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $mounts = append $mounts (dict "name" $volume "mountPath" $file.mount "readOnly" true) -}}
 {{- end -}}
+{{- /* A folder, so that the kubelet updates the file. */ -}}
+{{- if .Values.flagsFile -}}
+{{- $mounts = append $mounts (dict "name" "flags" "mountPath" "/etc/rangecache/flags" "readOnly" true) -}}
+{{- end -}}
 {{- concat $mounts .Values.extraVolumeMounts | toYaml -}}
 {{- end -}}
 
@@ -161,6 +177,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end -}}
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $volumes = append $volumes (dict "name" $volume "hostPath" (dict "path" $file.path "type" "File")) -}}
+{{- end -}}
+{{- if .Values.flagsFile -}}
+{{- $volumes = append $volumes (dict "name" "flags" "configMap" (dict "name" (printf "%s-flags" (include "rangecache.fullname" .)))) -}}
 {{- end -}}
 {{- concat $volumes .Values.extraVolumes | toYaml -}}
 {{- end -}}
@@ -334,7 +353,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end }}
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
-- {{ printf "--log-level=%s" .Values.log.level | quote }}
+{{- with .Values.log.level }}
+- {{ printf "--log-level=%s" . | quote }}
+{{- end }}
 {{- with .Values.log.access }}
 {{- if .enabled }}
 - --access-log=-
@@ -345,6 +366,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- if eq .Values.mode "static-pod" }}
 # The next pod listens before this one ends.
 - --socket-reuse-port
+{{- end }}
+{{- if .Values.flagsFile }}
+- --flags-file=/etc/rangecache/flags/flags.env
 {{- end }}
 {{- range .Values.extraArgs }}
 {{- if and (eq $.Values.mode "static-pod") (regexMatch "^--(socket-reuse-port|reuse-port|manifests-dir|manifest-name|manifest|ready-timeout|attempt|force)(=|$)" .) }}
