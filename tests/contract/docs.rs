@@ -657,9 +657,16 @@ fn refused_phrases_are_found_with_their_line() {
 #[test]
 fn image_is_built_from_the_whole_workspace() {
     let (ignored, manifest) = (read(".dockerignore"), read("Cargo.toml"));
-    let sent: BTreeSet<&str> = ignored.lines().filter_map(|line| line.strip_prefix('!')).collect();
+    let sent: BTreeSet<&str> = ignored
+        .lines()
+        .filter_map(|line| line.strip_prefix('!'))
+        .collect();
     let members = manifest.lines().find(|line| line.starts_with("members = "));
-    let members = members.expect("members of the workspace").split('"').skip(1).step_by(2);
+    let members = members
+        .expect("members of the workspace")
+        .split('"')
+        .skip(1)
+        .step_by(2);
     let needed = members.map(|member| member.trim_end_matches("/*"));
     for needed in needed.chain([".cargo", "Cargo.lock", "Cargo.toml", "build.rs", "proto", "src"]) {
         assert!(sent.contains(needed), ".dockerignore leaves out {needed}");

@@ -4,6 +4,7 @@ use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
 use testkit::roles::{MIRROR, create_users, password};
+use testkit::wait::{SOON, until};
 
 const PREFIX: &str = "/warm/";
 const KEYS: usize = 500;
@@ -58,6 +59,16 @@ async fn starts_from_a_neighbour(version: Version) {
         let kept = metrics.sum("rangecache_mirror_adopted_bytes_total");
         assert!(kept > (KEYS * VALUE_BYTES) as f64, "{kept}");
         answers_are_those_of(&etcd, &second).await;
+        until(
+            SOON,
+            "the mirror is verified long before the interval",
+            async || {
+                let verified = second.metrics().await;
+                let same = verified.sum_with_label("rangecache_verify_rounds_total", "result=\"same\"");
+                (same > 0.0).then_some(())
+            },
+        )
+        .await;
     }
     drop(on_socket);
 }

@@ -101,6 +101,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
         reason_while_loading: Reason::Loading,
         previous: None,
+        is_from_neighbour: false,
     };
     loop {
         let epoch = mirror.epoch();
@@ -126,6 +127,8 @@ struct Lifecycle<'a> {
     /// What the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
     /// changed since.
     previous: Option<(Epoch, Previous)>,
+    /// Most of the last load came from a neighbour.
+    is_from_neighbour: bool,
 }
 
 impl Lifecycle<'_> {
@@ -157,6 +160,7 @@ impl Lifecycle<'_> {
             Ok(Some((connection, adopted))) => {
                 self.load_backoff.reset();
                 self.reason_while_loading = Reason::Loading;
+                self.is_from_neighbour = adopted.is_some_and(|adopted| adopted.source == Source::Neighbour);
                 if let Some(adopted) = adopted {
                     let source = adopted.source.as_str();
                     mirror.metrics.adopted.of(source).inc();
@@ -198,7 +202,7 @@ impl Lifecycle<'_> {
     /// connection of the last one.
     async fn follow(&mut self, epoch: Epoch, loaded_by: LoadedBy) -> LoadCause {
         let mirror = self.mirror;
-        match follow(self.mirrors, mirror, epoch, loaded_by).await {
+        match follow(self.mirrors, mirror, epoch, loaded_by, self.is_from_neighbour).await {
             FeedEnd::OverBudget => {
                 tracing::warn!(
                     mirror = mirror.name,
@@ -325,8 +329,15 @@ async fn load(
     Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
 }
 
-/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
-async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by: LoadedBy) -> FeedEnd {
+/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed. Those that are `unverified` are
+/// compared with etcd as soon as they are in service.
+async fn follow(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    epoch: Epoch,
+    mut loaded_by: LoadedBy,
+    mut unverified: bool,
+) -> FeedEnd {
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     let mut span_name = "follow";
@@ -356,6 +367,9 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
                 }
                 match opened {
                     Ok(feed) => {
+                        if std::mem::take(&mut unverified) {
+                            mirrors.set.ask_verification();
+                        }
                         if let Some(lost_at) = lost_at.take() {
                             tracing::info!(
                                 mirror = mirror.name,
@@ -512,6 +526,7 @@ mod tests {
             load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
             reason_while_loading: Reason::Loading,
             previous: None,
+            is_from_neighbour: false,
         };
         let following = lifecycle.follow(mirror.epoch(), None);
         let cause = tokio::time::timeout(SOON, following).await.unwrap();

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -79,6 +80,8 @@ pub(super) struct MirrorSet {
     pub(super) cluster_state: Arc<ClusterState>,
     /// `--cache-max-bytes`.
     live: Live<MirrorConfig>,
+    /// Asks for a verification before the next interval.
+    verification: Notify,
 }
 
 impl MirrorSet {
@@ -93,7 +96,18 @@ impl MirrorSet {
             places: slots.into_iter().map(OnceLock::from).chain(empty).collect(),
             cluster_state,
             live,
+            verification: Notify::new(),
         }
+    }
+
+    /// Asks for a verification of every mirror now.
+    pub(super) fn ask_verification(&self) {
+        self.verification.notify_one();
+    }
+
+    /// Completes once a verification was asked for.
+    pub(super) async fn verification_asked(&self) {
+        self.verification.notified().await;
     }
 
     /// Number of mirrors that can be added.

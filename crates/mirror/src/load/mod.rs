@@ -61,7 +61,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keys whose tree is built at once: that takes less than handing it to another thread and back.
 const BUILT_AT_ONCE_KEYS: u64 = 1_000;
 /// Bytes of a page or chunk from which another thread packs it.
-const PACKED_AT_ONCE_BYTES: u64 = 64 << 10;
+const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
 
 /// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
 /// the load.
@@ -194,6 +194,8 @@ impl Load<'_> {
         if previous.is_none() && !self.mirror.was_in_service() {
             *previous = self.ask_neighbours().await;
         }
+        // Nothing to keep, and nothing that tells how large the values are.
+        previous.take_if(|keys| keys.tree.is_empty());
         if let Some(keys) = previous {
             match self.adopt(keys).await {
                 Err(error) if error.may_be_avoided() => {
@@ -376,15 +378,9 @@ impl Sink for Gathered<'_> {
     }
 
     async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
-        let (load, bytes) = (self.reader.load, self.reader.record(&response.kvs));
-        if load.packing != Packing::Never && bytes > PACKED_AT_ONCE_BYTES {
-            // Milliseconds, in which this thread can serve calls.
-            let builder = std::mem::take(&mut self.builder);
-            let adding = tokio::task::spawn_blocking(move || push_all(builder, response.kvs));
-            self.builder = adding.await.map_err(|_| LoadError::Build)??;
-        } else {
-            self.builder = push_all(std::mem::take(&mut self.builder), response.kvs)?;
-        }
+        let load = self.reader.load;
+        self.reader.record(&response.kvs);
+        self.builder = push_all(std::mem::take(&mut self.builder), response.kvs, load.packing).await?;
         let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
         let memory_bytes = if memory_bytes > self.max_bytes {
             self.make_room().await?
@@ -413,11 +409,26 @@ impl Sink for Gathered<'_> {
     }
 }
 
-fn push_all(mut builder: TreeBuilder, key_values: Vec<Bytes>) -> Result<TreeBuilder, MalformedKeyValue> {
-    for key_value in key_values {
-        builder.push(key_value)?;
+/// Adds one page or chunk to what has arrived.
+async fn push_all(
+    mut builder: TreeBuilder,
+    key_values: Vec<Bytes>,
+    packing: Packing,
+) -> Result<TreeBuilder, LoadError> {
+    let bytes: usize = key_values.iter().map(Bytes::len).sum();
+    let push = move || {
+        for key_value in key_values {
+            builder.push(key_value)?;
+        }
+        Ok(builder)
+    };
+    if packing == Packing::Never || bytes <= PACKED_AT_ONCE_BYTES {
+        return push();
     }
-    Ok(builder)
+    // Milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(push)
+        .await
+        .map_err(|_| LoadError::Build)?
 }
 
 /// The tree of the keys that have arrived.

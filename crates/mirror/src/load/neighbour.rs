@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 
 use super::adopt::{Previous, Source};
-use super::{Load, push_all};
-use etcd_store::cache::{MalformedKeyValue, TreeBuilder};
+use super::{Load, LoadError, build, push_all};
+use etcd_store::cache::TreeBuilder;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::grpc::fields::EXPLAIN;
@@ -39,7 +39,7 @@ enum Useless {
     #[error("its keys take more memory than --cache-max-bytes allows without packing and leaving out values")]
     TooLarge,
     #[error(transparent)]
-    Malformed(#[from] MalformedKeyValue),
+    Keys(#[from] LoadError),
 }
 
 impl Load<'_> {
@@ -101,7 +101,7 @@ impl Load<'_> {
             };
             // Only the last chunk has a header.
             cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
-            builder = push_all(builder, response.kvs)?;
+            builder = push_all(builder, response.kvs, self.packing).await?;
             self.mirror.record_loading(builder.memory_bytes());
             if builder.memory_bytes() > max_bytes {
                 return Err(Useless::TooLarge);
@@ -109,7 +109,7 @@ impl Load<'_> {
         }
         Ok(Previous {
             cluster_id: Some(cluster_id.ok_or(Useless::NotWhole)?),
-            tree: builder.finish(),
+            tree: build(builder).await?,
             source: Source::Neighbour,
         })
     }

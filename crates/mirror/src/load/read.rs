@@ -52,14 +52,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Counts and charges what was read; returns its bytes.
-    pub(super) fn record(&self, key_values: &[Bytes]) -> u64 {
+    /// Counts and charges what was read.
+    pub(super) fn record(&self, key_values: &[Bytes]) {
         self.pacing.charge(key_values.len() as u64 * KEY_COST_BYTES);
         let metrics = &self.load.mirror.metrics;
         metrics.load_keys.inc_by(gauge(key_values.len() as u64));
-        let bytes = key_values.iter().map(|key_value| key_value.len() as u64).sum();
+        let bytes: u64 = key_values.iter().map(|key_value| key_value.len() as u64).sum();
         metrics.load_bytes.inc_by(gauge(bytes));
-        bytes
     }
 
     /// Reads the scope's keys behind those that `sink` has, without their values if `keys_only`. Measures etcd's latency
