@@ -146,6 +146,7 @@ mod tests {
         OutcomeCount, Phase, Reads, Samples, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
+    use crate::diagnosis::FindingId;
     use rangecache_base::telemetry::{Outcome, Reason};
 
     use crate::admin::process::ProcessStatus;
@@ -175,7 +176,7 @@ mod tests {
             }],
             ready: true,
             forward_all: false,
-            findings: vec![Finding::new(Severity::Warning, "title", "Raise --a-b.", "Do it.")],
+            findings: vec![Finding::new(FindingId::MirrorEmpty, "title").with_meaning("Raise --a-b.")],
             reads: Reads {
                 since_start: 5,
                 per_second: 0.5,
