@@ -119,7 +119,7 @@ fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
             Finding::new(FindingId::EtcdUnreachable, "etcd cannot be reached").with_meaning(meaning),
         ];
     }
-    if !facts.endpoints.iter().any(|endpoint| endpoint.is_healthy) {
+    if !has_healthy_member(facts) {
         return vec![Finding::new(FindingId::NoHealthyMember, "no member of etcd is healthy").with_meaning(
             "No member that --endpoints names serves, votes and knows a leader: linearizable reads and writes wait, and fail.",
         )];
@@ -173,6 +173,12 @@ fn is_reachable(facts: &Facts<'_>) -> bool {
     facts.endpoints.iter().any(|endpoint| endpoint.is_connected)
 }
 
+/// Whether any member serves, votes and knows a leader.
+fn has_healthy_member(facts: &Facts<'_>) -> bool {
+    let mut endpoints = facts.endpoints.iter();
+    endpoints.any(|endpoint| endpoint.is_connected && endpoint.is_healthy)
+}
+
 fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
     if !endpoint.is_connected {
         let finding = Finding::new(
@@ -223,8 +229,9 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
     let Some(reason) = mirror.reason else {
         return empty_finding(mirror).or_else(|| not_held_finding(mirror));
     };
-    // An etcd that cannot be reached, or that does not permit the reads of a load, is a finding of its own, and explains these.
-    let is_explained = !is_reachable(facts) || auth_finding(facts).is_some();
+    // An etcd that cannot be reached or does not serve, or that does not permit the reads of a load, is a finding of its own, and
+    // explains these. Reads of the mirror are not forwarded then, they fail.
+    let is_explained = !has_healthy_member(facts) || auth_finding(facts).is_some();
     if matches!(reason, Reason::FeedLost | Reason::Loading) && is_explained {
         return None;
     }
@@ -557,6 +564,12 @@ mod tests {
         let worst = |endpoints: &[EndpointStatus]| found(&facts(endpoints, &[])).first().cloned();
         let all = worst(&[endpoint(true, false)]).unwrap();
         assert_eq!(all, (Severity::Bad, "no member of etcd is healthy".to_owned()));
+        let mirrors = [mirror(Some(Reason::FeedLost))];
+        assert_eq!(
+            found(&facts(&[endpoint(true, false)], &mirrors)),
+            [all],
+            "reads of the mirror are not forwarded"
+        );
         let one = worst(&[endpoint(true, false), endpoint(true, true)]).unwrap();
         assert_eq!(one.0, Severity::Warning);
     }
