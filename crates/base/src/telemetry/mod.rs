@@ -1,7 +1,7 @@
 //! Metrics, logs, traces, outcomes of Range calls, and the slowest calls.
 //!
 //! No values are recorded here, and keys only as the prefixes that the operator configured, except in the access log,
-//! which contains prefixes of requests, and keys on request (I10). Uses `net` and the table of methods in `grpc`;
+//! in traces and in lines of level debug, which contain prefixes of requests, and in the access log keys on request (I10). Uses `net` and the table of methods in `grpc`;
 //! `otlp`, a room above, exports the spans.
 //!
 //! | file | contents |
