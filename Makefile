@@ -85,7 +85,7 @@ planted: tools linearizer rust-present ## Apply each bug of tests/planted and ch
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
 .PHONY: reference
-reference: rust-present ## Write docs/reference/flags.md and metrics.md again from the declarations in the source
+reference: rust-present ## Write the tables of docs/reference/ (flags, metrics, findings) again from the declarations in the source
 	UPDATE_REFERENCE=1 $(CARGO) test --quiet --locked --test contract reference_pages_are_generated
 
 mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml

@@ -14,6 +14,7 @@ use crate::config::{LiveConfig, RELOADABLE, Setting, bounds};
 use crate::proxy::Proxy;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::log::LogLevel;
+use rangecache_base::telemetry::state_changes::ChangeKind;
 use rangecache_mirror::Mirrors;
 
 /// Reloads that may wait.
@@ -110,6 +111,7 @@ impl Reloader {
             Ok(serving) => serving,
             Err(error) => {
                 metrics.record_reload("refused");
+                self.record(ChangeKind::FlagsRefused, "", &error);
                 tracing::error!(
                     error,
                     "the flags cannot be reloaded; the process runs on with those that it has"
@@ -132,6 +134,11 @@ impl Reloader {
             tracing::warn!(changes, "flags differ that take effect with the next start only");
         }
         Ok(reloaded)
+    }
+
+    /// Records a change for the page.
+    fn record(&self, kind: ChangeKind, flag: &str, details: &str) {
+        self.telemetry.state_changes.record(kind, flag, details);
     }
 
     /// Checks what only the running process can.
@@ -160,6 +167,8 @@ impl Reloader {
             }
             let change = format!("{}: {} → {}", new.flag, shown(running), shown(&new));
             if RELOADABLE.iter().any(|reloadable| reloadable.flag == new.flag) {
+                let values = format!("{} → {}", shown(running), shown(&new));
+                self.record(ChangeKind::FlagChanged, &new.flag, &values);
                 reloaded.changed.push(change);
                 *running = new;
             } else {
@@ -225,6 +234,18 @@ mod tests {
         assert_eq!(reloaded.needs_restart.len(), 1, "{:?}", reloaded.needs_restart);
         assert!(reloaded.needs_restart[0].starts_with("connect-timeout: "));
         assert_eq!(scene.live.load().limits.max_calls, 7);
+        let changes = scene.telemetry.state_changes.list();
+        let changes: Vec<_> = changes
+            .iter()
+            .map(|change| (change.kind, change.subject.as_str(), change.details.as_str()))
+            .collect();
+        assert_eq!(
+            changes,
+            [
+                (ChangeKind::FlagChanged, "shadow", "0 → 0.5"),
+                (ChangeKind::FlagChanged, "max-calls", "100 → 7"),
+            ]
+        );
         let again = reloader.apply(serving(&flags)).await;
         assert!(again.changed.is_empty(), "{:?}", again.changed);
         assert_eq!(again.needs_restart, reloaded.needs_restart, "it still differs");

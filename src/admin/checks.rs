@@ -7,7 +7,7 @@ use super::status::model::{Budget, CertificateStatus, EndpointStatus, GateStatus
 use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
-use crate::diagnosis::{self, Finding, Severity};
+use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Reason};
 use rangecache_mirror::history::Auth;
 use rangecache_upstream::gates::{GateState, VersionGate};
@@ -45,19 +45,14 @@ pub(super) struct Facts<'a> {
 pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if facts.draining {
-        findings.push(Finding::new(
-            Severity::Note,
-            "rangecache is stopping",
-            "No new calls are accepted; calls in flight may complete.",
-            "",
-        ));
+        findings.push(
+            Finding::new(FindingId::Stopping, "rangecache is stopping")
+                .with_meaning("No new calls are accepted; calls in flight may complete."),
+        );
     }
     if facts.forwards_all {
-        findings.push(Finding::new(
-            Severity::Warning,
-            "memory is switched off",
+        findings.push(Finding::new(FindingId::MemorySwitchedOff, "memory is switched off").with_meaning(
             "An operator has sent POST /forward-all: etcd answers every read and serves every watch. The mirrors stay up to date.",
-            "Send DELETE /forward-all to let memory answer again.",
         ));
     }
     findings.extend(diagnosis::different_clusters(facts.mixed_clusters));
@@ -76,36 +71,34 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         findings.extend(mirror_finding(mirror, facts));
     }
     if facts.panics > 0 {
-        findings.push(Finding::new(
-            Severity::Bad,
-            format!("{} since the start", counted(facts.panics, "panic")),
-            "Each ended one call or restarted one task, and is a bug.",
-            "Please report it with the source location in the log.",
-        ));
+        let title = format!("{} since the start", counted(facts.panics, "panic"));
+        findings.push(
+            Finding::new(FindingId::Panics, title)
+                .with_meaning("Each ended one call or restarted one task, and is a bug."),
+        );
     }
     if facts.failed > 0 {
-        findings.push(Finding::new(
-            Severity::Bad,
-            format!("{} failed in the last 15 minutes", counted(facts.failed, "read")),
+        let title = format!("{} failed in the last 15 minutes", counted(facts.failed, "read"));
+        findings.push(Finding::new(FindingId::ReadsFailed, title).with_meaning(
             "Memory could not answer, and etcd could not be reached or did not complete its response. Clients may retry.",
-            "Check etcd's members and the network; the reasons below name the causes.",
         ));
     }
     if facts.shed > 0 {
-        findings.push(Finding::new(
-            Severity::Bad,
-            format!("{} refused in the last 15 minutes", counted(facts.shed, "read")),
-            "Memory could not answer, and a bound was reached. Clients may retry.",
-            "Check below which bound was reached, and why memory could not answer.",
-        ));
+        let title = format!("{} refused in the last 15 minutes", counted(facts.shed, "read"));
+        findings.push(
+            Finding::new(FindingId::ReadsRefused, title)
+                .with_meaning("Memory could not answer, and a bound was reached. Clients may retry."),
+        );
     }
     for budget in facts.budgets.iter().filter(|budget| budget.is_nearly_used_up()) {
-        findings.push(Finding::new(
-            Severity::Warning,
-            format!("{}: {:.0} % of the bound", budget.name, budget.ratio * 100.0),
-            budget.at_limit,
-            format!("Raise --{}, or find the clients that need so much.", budget.flag),
-        ));
+        let title = format!("{}: {:.0} % of the bound", budget.name, budget.ratio * 100.0);
+        let remedy = format!("Raise --{}, or find the clients that need so much.", budget.flag);
+        findings.push(
+            Finding::new(FindingId::BoundNearlyReached, title)
+                .about(budget.flag)
+                .with_meaning(budget.at_limit)
+                .with_remedy(remedy),
+        );
     }
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
@@ -118,22 +111,17 @@ fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
             .iter()
             .map(|endpoint| endpoint.last_error.as_str())
             .collect();
-        return vec![Finding::new(
-            Severity::Bad,
-            "etcd cannot be reached",
-            format!(
-                "Calls wait up to --connect-timeout for a connection and then fail with Unavailable. {}",
-                errors.join("; ")
-            ),
-            "Check that etcd runs, that --endpoints names it, and that certificates and the network let rangecache connect.",
-        )];
+        let meaning = format!(
+            "Calls wait up to --connect-timeout for a connection and then fail with Unavailable. {}",
+            errors.join("; ")
+        );
+        return vec![
+            Finding::new(FindingId::EtcdUnreachable, "etcd cannot be reached").with_meaning(meaning),
+        ];
     }
-    if !facts.endpoints.iter().any(|endpoint| endpoint.is_healthy) {
-        return vec![Finding::new(
-            Severity::Bad,
-            "no member of etcd is healthy",
+    if !has_healthy_member(facts) {
+        return vec![Finding::new(FindingId::NoHealthyMember, "no member of etcd is healthy").with_meaning(
             "No member that --endpoints names serves, votes and knows a leader: linearizable reads and writes wait, and fail.",
-            "Check etcd first: etcdctl endpoint status --cluster.",
         )];
     }
     let mut findings: Vec<_> = facts.endpoints.iter().filter_map(endpoint_finding).collect();
@@ -150,10 +138,10 @@ fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
         flag,
         days_left,
     } = certificate;
-    let (severity, title) = match days_left {
-        ..0 => (Severity::Bad, format!("--{flag} has expired")),
+    let (id, title) = match days_left {
+        ..0 => (FindingId::CertificateExpired, format!("--{flag} has expired")),
         0..FEW_DAYS_LEFT => (
-            Severity::Warning,
+            FindingId::CertificateExpiresSoon,
             format!("--{flag} expires {}", in_days(*days_left)),
         ),
         _ => return None,
@@ -171,8 +159,7 @@ fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
         }
         _ => "etcd refuses rangecache's certificate once it has expired.",
     };
-    let remedy = "Write the new certificates to the same file: it is read again without a restart.";
-    Some(Finding::new(severity, title, meaning, remedy))
+    Some(Finding::new(id, title).about(flag).with_meaning(meaning))
 }
 
 fn in_days(days: i64) -> String {
@@ -186,20 +173,28 @@ fn is_reachable(facts: &Facts<'_>) -> bool {
     facts.endpoints.iter().any(|endpoint| endpoint.is_connected)
 }
 
+/// Whether any member serves, votes and knows a leader.
+fn has_healthy_member(facts: &Facts<'_>) -> bool {
+    let mut endpoints = facts.endpoints.iter();
+    endpoints.any(|endpoint| endpoint.is_connected && endpoint.is_healthy)
+}
+
 fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
     if !endpoint.is_connected {
-        Some(Finding::new(
-            Severity::Warning,
+        let finding = Finding::new(
+            FindingId::MemberNotConnected,
             format!("{} is not connected", endpoint.url),
-            format!("Other endpoints are used. {}", endpoint.last_error),
-            "Check that the member runs and can be reached.",
-        ))
+        );
+        let meaning = format!("Other endpoints are used. {}", endpoint.last_error);
+        Some(finding.about(&endpoint.url).with_meaning(meaning))
     } else if !endpoint.is_healthy {
-        Some(Finding::new(
-            Severity::Warning,
+        let finding = Finding::new(
+            FindingId::MemberUnhealthy,
             format!("{} is unhealthy", endpoint.url),
+        );
+        let finding = finding.about(&endpoint.url);
+        Some(finding.with_meaning(
             "The member does not serve, has no leader or does not vote. Other endpoints are preferred.",
-            "Check the member: etcdctl endpoint status --cluster.",
         ))
     } else {
         None
@@ -220,20 +215,23 @@ fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
         1 => "once".to_owned(),
         n => format!("{} times", count(n)),
     };
-    Some(Finding::new(
-        Severity::Bad,
+    let finding = Finding::new(
+        FindingId::MirrorDiffered,
         format!("{} has differed from etcd", mirror.name),
-        format!("Verification found a difference {times}; the mirror was loaded again."),
-        explain_reason(Reason::Mismatch).remedy,
-    ))
+    );
+    let finding = finding.about(&mirror.name);
+    Some(finding.with_meaning(format!(
+        "Verification found a difference {times}; the mirror was loaded again."
+    )))
 }
 
 fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
     let Some(reason) = mirror.reason else {
         return empty_finding(mirror).or_else(|| not_held_finding(mirror));
     };
-    // An etcd that cannot be reached, or that does not permit the reads of a load, is a finding of its own, and explains these.
-    let is_explained = !is_reachable(facts) || auth_finding(facts).is_some();
+    // An etcd that cannot be reached or does not serve, or that does not permit the reads of a load, is a finding of its own, and
+    // explains these. Reads of the mirror are not forwarded then, they fail.
+    let is_explained = !has_healthy_member(facts) || auth_finding(facts).is_some();
     if matches!(reason, Reason::FeedLost | Reason::Loading) && is_explained {
         return None;
     }
@@ -242,27 +240,31 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
         counted(mirror.load_keys, "key"),
         bytes(mirror.load_bytes)
     );
-    let (severity, details) = match reason {
-        Reason::Loading => (Severity::Note, format!(" Loaded so far: {loaded}.")),
+    let (id, details) = match reason {
+        Reason::Loading => (FindingId::MirrorLoading, format!(" Loaded so far: {loaded}.")),
         Reason::OverBudget => {
             let budgets = &mut facts.budgets.iter();
             let limit = budgets.find(|budget| budget.flag == bounds::CACHE_MAX_BYTES.flag);
             let limit = limit.map_or(String::new(), |budget| format!(" of {}", bytes(budget.limit)));
             let details = format!(" The last load stopped at the bound{limit} after {loaded}.");
-            (Severity::Warning, details)
+            (FindingId::MirrorOverBudget, details)
         }
-        _ => (Severity::Warning, String::new()),
+        _ => (FindingId::MirrorOutOfService, String::new()),
     };
     let explanation = explain_reason(reason);
-    Some(Finding::new(
-        severity,
-        format!(
-            "{} is not answered from memory: {}",
-            mirror.name, explanation.title
-        ),
-        format!("{}{details} Its reads are forwarded.", explanation.meaning),
-        explanation.remedy,
-    ))
+    let title = format!(
+        "{} is not answered from memory: {}",
+        mirror.name, explanation.title
+    );
+    Some(
+        Finding::new(id, title)
+            .about(&mirror.name)
+            .with_meaning(format!(
+                "{}{details} Its reads are forwarded.",
+                explanation.meaning
+            ))
+            .with_remedy(explanation.remedy),
+    )
 }
 
 /// A mirror whose values do not all fit into memory.
@@ -270,17 +272,16 @@ fn not_held_finding(mirror: &MirrorStatus) -> Option<Finding> {
     if mirror.not_held_bytes == 0 {
         return None;
     }
-    let explanation = explain_reason(Reason::ValuesNotHeld);
-    Some(Finding::new(
-        Severity::Warning,
-        format!(
-            "{} of the values of {} are only in etcd",
-            bytes(mirror.not_held_bytes),
-            mirror.name
-        ),
-        explanation.meaning,
-        explanation.remedy,
-    ))
+    let title = format!(
+        "{} of the values of {} are only in etcd",
+        bytes(mirror.not_held_bytes),
+        mirror.name
+    );
+    Some(
+        Finding::new(FindingId::ValuesNotHeld, title)
+            .about(&mirror.name)
+            .with_meaning(explain_reason(Reason::ValuesNotHeld).meaning),
+    )
 }
 
 /// A mirror that has no key: its prefix may be mistyped.
@@ -288,17 +289,18 @@ fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
     if mirror.keys > 0 {
         return None;
     }
-    Some(Finding::new(
-        // Of the whole keyspace: an etcd that is new.
-        if mirror.is_everything {
-            Severity::Note
-        } else {
-            Severity::Warning
-        },
+    let finding = Finding::new(
+        FindingId::MirrorEmpty,
         format!("etcd has no key in {}", mirror.name),
-        "What clients read is not in this mirror, unless etcd is new.",
-        "Check --cache-prefix and --no-cache-prefix: rangecache doctor lists the prefixes that there are.",
-    ))
+    );
+    // Of the whole keyspace: an etcd that is new.
+    let severity = if mirror.is_everything {
+        Severity::Note
+    } else {
+        Severity::Warning
+    };
+    let finding = finding.about(&mirror.name).with_severity(severity);
+    Some(finding.with_meaning("What clients read is not in this mirror, unless etcd is new."))
 }
 
 /// The version gates, auth and verification.
@@ -562,6 +564,12 @@ mod tests {
         let worst = |endpoints: &[EndpointStatus]| found(&facts(endpoints, &[])).first().cloned();
         let all = worst(&[endpoint(true, false)]).unwrap();
         assert_eq!(all, (Severity::Bad, "no member of etcd is healthy".to_owned()));
+        let mirrors = [mirror(Some(Reason::FeedLost))];
+        assert_eq!(
+            found(&facts(&[endpoint(true, false)], &mirrors)),
+            [all],
+            "reads of the mirror are not forwarded"
+        );
         let one = worst(&[endpoint(true, false), endpoint(true, true)]).unwrap();
         assert_eq!(one.0, Severity::Warning);
     }

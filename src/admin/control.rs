@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::handles::Handles;
 use rangecache_base::net::Transport;
+use rangecache_base::telemetry::state_changes::ChangeKind;
 
 /// Status and JSON of a response.
 pub(super) type Controlled = (StatusCode, serde_json::Value);
@@ -43,6 +44,12 @@ pub(super) async fn control(
 /// Switches memory off or on.
 fn forward_all(handles: &Handles, is_on: bool) -> Controlled {
     if handles.mirrors.forward_all(is_on) {
+        let kind = if is_on {
+            ChangeKind::MemoryOff
+        } else {
+            ChangeKind::MemoryOn
+        };
+        handles.telemetry.state_changes.record(kind, "", "");
         if is_on {
             tracing::warn!(
                 "an operator has switched memory off: etcd answers every read and continues every watch"

@@ -13,7 +13,7 @@
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
 //! | `process` | figures of the process: CPU time, memory, descriptors |
 //! | `readiness` | readiness, and its text |
-//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients` |
+//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients`, `changes` |
 //! | `checks` | findings, gates and used bounds |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!

@@ -1,39 +1,19 @@
-//! Findings and their severities.
+//! Findings.
 
 use serde::Serialize;
 
-/// Severity of a finding, ascending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Expected state.
-    Good,
-    /// Temporary, or intended.
-    Note,
-    /// Responses are correct, but slower than they need to be.
-    Warning,
-    /// Calls fail, or an operator must act.
-    Bad,
-}
-
-impl Severity {
-    /// Name in JSON and in class names of the page.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Severity::Good => "good",
-            Severity::Note => "note",
-            Severity::Warning => "warning",
-            Severity::Bad => "bad",
-        }
-    }
-}
+use super::ids::FindingId;
+use super::severity::Severity;
 
 /// A fact that an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
+    /// Identity for scripts.
+    pub id: FindingId,
     /// Severity of the finding.
     pub severity: Severity,
+    /// Mirror, endpoint, flag or capability that the finding is about; empty if it is about the whole.
+    pub subject: String,
     /// Title: one sentence, without a full stop.
     pub title: String,
     /// Consequence in whole sentences; may be empty.
@@ -43,24 +23,53 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns a finding with all of its texts.
-    pub fn new(
-        severity: Severity,
-        title: impl Into<String>,
-        meaning: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Finding {
+    /// Returns a finding with the usual severity and remedy of `id`, without a subject and a meaning.
+    pub fn new(id: FindingId, title: impl Into<String>) -> Finding {
         Finding {
-            severity,
+            id,
+            severity: id.severity(),
+            subject: String::new(),
             title: title.into(),
-            meaning: meaning.into(),
-            remedy: remedy.into(),
+            meaning: String::new(),
+            remedy: id.remedy().to_owned(),
         }
     }
 
-    /// Returns the finding with another severity.
+    /// Returns the finding about `subject`.
+    #[must_use]
+    pub fn about(self, subject: impl ToString) -> Finding {
+        Finding {
+            subject: subject.to_string(),
+            ..self
+        }
+    }
+
+    /// Returns the finding with a meaning.
+    #[must_use]
+    pub fn with_meaning(self, meaning: impl Into<String>) -> Finding {
+        Finding {
+            meaning: meaning.into(),
+            ..self
+        }
+    }
+
+    /// Returns the finding with a more precise remedy.
+    #[must_use]
+    pub fn with_remedy(self, remedy: impl Into<String>) -> Finding {
+        Finding {
+            remedy: remedy.into(),
+            ..self
+        }
+    }
+
+    /// Returns the finding with another of the severities of its id.
     #[must_use]
     pub fn with_severity(self, severity: Severity) -> Finding {
+        debug_assert!(
+            self.id.severities().contains(&severity),
+            "{:?} is never {severity:?}",
+            self.id
+        );
         Finding { severity, ..self }
     }
 
@@ -80,9 +89,10 @@ mod tests {
 
     #[test]
     fn text_joins_title_and_meaning() {
-        let finding = Finding::new(Severity::Bad, "etcd is down", "No call succeeds.", "Start etcd.");
+        let finding =
+            Finding::new(FindingId::EtcdUnreachable, "etcd is down").with_meaning("No call succeeds.");
         assert_eq!(finding.text(), "etcd is down. No call succeeds");
-        assert_eq!(Finding::new(Severity::Good, "fine", "", "").text(), "fine");
+        assert_eq!(Finding::new(FindingId::Ready, "fine").text(), "fine");
         assert!(Severity::Bad > Severity::Warning && Severity::Note > Severity::Good);
     }
 }

@@ -1,6 +1,8 @@
 //! States of the version gates in words.
 
-use super::finding::{Finding, Severity};
+use super::finding::Finding;
+use super::ids::FindingId;
+use super::severity::Severity;
 use rangecache_upstream::gates::{GateState, VersionGate};
 
 /// State of `gate` in words, with its severity.
@@ -43,13 +45,25 @@ pub fn describe(gate: &VersionGate, state: GateState) -> (Severity, String) {
 /// Finding for the state of `gate`.
 #[must_use]
 pub fn finding(gate: &VersionGate, state: GateState) -> Finding {
+    let id = match state {
+        GateState::Unknown => FindingId::CapabilityUnknown,
+        GateState::Off => FindingId::CapabilityOff,
+        GateState::Open(_) => FindingId::CapabilityAvailable,
+        GateState::Partial { .. } => FindingId::CapabilityPartial,
+        GateState::TooOld(_) => FindingId::CapabilityTooOld,
+        GateState::Unimplemented => FindingId::CapabilityUnimplemented,
+    };
     let (severity, state) = describe(gate, state);
     let remedy = if severity >= Severity::Warning {
         format!("Upgrade every member of etcd to {}.", gate.versions())
     } else {
         String::new()
     };
-    Finding::new(severity, format!("{}: {state}", gate.title), gate.meaning, remedy)
+    Finding::new(id, format!("{}: {state}", gate.title))
+        .about(gate.name)
+        .with_severity(severity)
+        .with_meaning(gate.meaning)
+        .with_remedy(remedy)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `finding` | severities, and findings with their meaning and remedy |
+//! | `severity` | severities of findings |
+//! | `ids` | every finding that there can be: its id, severities, meaning and remedy |
+//! | `finding` | a finding with its texts |
 //! | `shared` | findings that both the page and `doctor` report |
 //! | [`gates`] | states of the version gates in words |
 //! | [`reasons`] | outcomes and reasons of reads in words |
@@ -14,8 +16,12 @@
 mod finding;
 pub mod format;
 pub mod gates;
+mod ids;
 pub mod reasons;
+mod severity;
 mod shared;
 
-pub use finding::{Finding, Severity};
+pub use finding::Finding;
+pub use ids::{FindingId, ReportedBy};
+pub use severity::Severity;
 pub use shared::{different_clusters, no_own_user, user_problem, version_unknown};

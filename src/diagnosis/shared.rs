@@ -1,6 +1,7 @@
 //! Findings that both the page and `doctor` report.
 
-use super::finding::{Finding, Severity};
+use super::finding::Finding;
+use super::ids::FindingId;
 use super::reasons;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
@@ -9,26 +10,22 @@ use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 #[must_use]
 pub fn no_own_user() -> Finding {
     Finding::new(
-        Severity::Warning,
+        FindingId::UserMissing,
         "etcd's auth is on and rangecache has no user of its own (--user)",
-        "Nothing can be mirrored, and every read is forwarded.",
-        "Set --user and --password-file to a user that may read what is mirrored; docs/security.md has the commands.",
     )
+    .with_meaning("Nothing can be mirrored, and every read is forwarded.")
 }
 
 /// Finding for a user of `--user` that etcd rejects, or that lacks a permission.
 #[must_use]
 pub fn user_problem(problem: &UserProblem) -> Finding {
-    let remedy = problem.remedy();
-    let mut remedy_sentence = remedy[..1].to_uppercase();
-    remedy_sentence.push_str(&remedy[1..]);
-    remedy_sentence.push('.');
-    Finding::new(
-        Severity::Warning,
-        problem.to_string(),
-        "Nothing that needs this user is mirrored, and those reads are forwarded.",
-        remedy_sentence,
-    )
+    let (id, subject) = match problem {
+        UserProblem::Rejected { user, .. } => (FindingId::UserRejected, user),
+        UserProblem::NoPermission { scope, .. } => (FindingId::UserLacksPermission, scope),
+    };
+    Finding::new(id, problem.to_string())
+        .about(subject)
+        .with_meaning("Nothing that needs this user is mirrored, and those reads are forwarded.")
 }
 
 /// Finding for endpoints that lead to different clusters; `None` if `mixed` is empty.
@@ -38,15 +35,14 @@ pub fn different_clusters(mixed: &[ClusterOfEndpoint]) -> Option<Finding> {
         return None;
     }
     let list: Vec<_> = mixed.iter().map(ToString::to_string).collect();
-    Some(Finding::new(
-        Severity::Bad,
+    let finding = Finding::new(
+        FindingId::DifferentClusters,
         "the endpoints lead to different clusters",
-        format!(
-            "The one that most of them lead to is used, and the others are left out: {}.",
-            list.join(", ")
-        ),
-        "Name the members of one cluster in --endpoints, and correct what is behind the name.",
-    ))
+    );
+    Some(finding.with_meaning(format!(
+        "The one that most of them lead to is used, and the others are left out: {}.",
+        list.join(", ")
+    )))
 }
 
 /// Finding while no endpoint has reported its version.
@@ -54,11 +50,11 @@ pub fn different_clusters(mixed: &[ClusterOfEndpoint]) -> Option<Finding> {
 pub fn version_unknown() -> Finding {
     let explanation = reasons::explain_reason(Reason::VersionUnknown);
     Finding::new(
-        Severity::Note,
+        FindingId::VersionUnknown,
         explanation.meaning.trim_end_matches('.'),
-        "Until then every read is forwarded.",
-        explanation.remedy,
     )
+    .with_meaning("Until then every read is forwarded.")
+    .with_remedy(explanation.remedy)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report};
 use crate::config::Config;
+use crate::diagnosis::{Finding, FindingId};
 use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Remaining validity below which a certificate is reported.
@@ -28,21 +29,21 @@ pub(super) fn examine_files(config: &Config, report: &mut Report) {
         if let Some(path) = path
             && let Ok(facts) = look_at_file(flag, path)
         {
-            assess(&format!("--{flag} {}", path.display()), &facts, report);
+            assess(flag, &format!("--{flag} {}", path.display()), &facts, report);
         }
     }
     if tls.insecure_skip_tls_verify {
-        report.warn(
+        report.find(
             Area::Certificates,
+            FindingId::CertificateNotVerified,
             "--insecure-skip-tls-verify: etcd's certificate is not verified",
-            "use --cacert instead: without verification, a host between rangecache and etcd can read and answer calls",
         );
     }
     if tls.auto_tls {
-        report.warn(
+        report.find(
             Area::Certificates,
+            FindingId::CertificateGenerated,
             "--auto-tls: clients cannot verify the generated certificate",
-            "set --cert-file and --key-file",
         );
     }
 }
@@ -58,19 +59,21 @@ pub(super) async fn examine_members(members: &[Member], connector: &Connector, r
     });
     for (member, shown) in join_all(certificates).await {
         if let Ok(Ok(Some(facts))) = shown {
-            assess(&format!("{} shows a certificate", member.url), &facts, report);
+            let url = member.url.to_string();
+            assess(&url, &format!("{url} shows a certificate"), &facts, report);
         }
     }
     let any_tls = members.iter().any(|member| member.url.tls);
     if !any_tls && members.iter().any(|member| member.connection().is_some()) {
-        report.good(
+        report.find(
             Area::Certificates,
+            FindingId::NoTls,
             "no TLS towards etcd: the endpoints are http:// or unix://",
         );
     }
 }
 
-fn assess(what: &str, facts: &CertificateFacts, report: &mut Report) {
+fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Report) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
     let left = facts.not_after_seconds - now;
@@ -79,30 +82,36 @@ fn assess(what: &str, facts: &CertificateFacts, report: &mut Report) {
         names => format!(" for {}", names.join(", ")),
     };
     let until = day(facts.not_after_seconds);
-    if left < 0 {
-        report.bad(
-            Area::Certificates,
-            format!("{what}{names}: expired on {until}"),
-            "renew it (and check this machine's clock)",
-        );
+    let (id, text, remedy) = if left < 0 {
+        let remedy = "renew it (and check this machine's clock)";
+        (
+            FindingId::CertificateExpired,
+            format!("expired on {until}"),
+            Some(remedy),
+        )
     } else if facts.not_before_seconds > now {
-        report.bad(
-            Area::Certificates,
-            format!(
-                "{what}{names}: not valid before {}",
-                day(facts.not_before_seconds)
-            ),
-            "check the clocks of both machines",
-        );
+        let from = day(facts.not_before_seconds);
+        (
+            FindingId::CertificateNotYetValid,
+            format!("not valid before {from}"),
+            None,
+        )
     } else if left < i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX) {
-        report.warn(
-            Area::Certificates,
-            format!("{what}{names}: valid until {until}, {} more days", left / 86_400),
-            "renew it; a replaced file is reloaded without a restart",
-        );
+        let days = left / 86_400;
+        let remedy = "renew it; a replaced file is reloaded without a restart";
+        (
+            FindingId::CertificateExpiresSoon,
+            format!("valid until {until}, {days} more days"),
+            Some(remedy),
+        )
     } else {
-        report.good(Area::Certificates, format!("{what}{names}: valid until {until}"));
+        (FindingId::CertificateValid, format!("valid until {until}"), None)
+    };
+    let mut finding = Finding::new(id, format!("{what}{names}: {text}")).about(subject);
+    if let Some(remedy) = remedy {
+        finding = finding.with_remedy(remedy);
     }
+    report.add(Area::Certificates, finding);
 }
 
 fn day(seconds: i64) -> String {

@@ -9,7 +9,7 @@ use super::members::{Member, best, role_name};
 use super::model::{Area, AuthFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::bytes;
-use crate::diagnosis::{self, Severity, different_clusters};
+use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
 use rangecache_upstream::gates::{self, EndpointReport};
@@ -29,36 +29,32 @@ pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFact
 
 fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut Report) {
     let url = &member.url;
+    let mut find = |id, text: String| report.add(Area::Endpoints, Finding::new(id, text).about(url));
     if let Err(error) = &member.link {
         let text = format!("{url}: {error}");
         let others = members.iter().any(|other| other.connection().is_some());
-        if others {
-            let remedy =
-                "start it, or remove it from --endpoints; rangecache uses the others and keeps retrying";
-            report.warn(Area::Endpoints, text, remedy);
+        let finding = if others {
+            Finding::new(FindingId::MemberNotConnected, text).with_remedy(
+                "start it, or remove it from --endpoints; rangecache uses the others and keeps retrying",
+            )
         } else {
-            let remedy = "rangecache could not answer any call: check the address, etcd, the network and TLS";
-            report.bad(Area::Endpoints, text, remedy);
-        }
+            Finding::new(FindingId::EtcdUnreachable, text).with_remedy(
+                "rangecache could not answer any call: check the address, etcd, the network and TLS",
+            )
+        };
+        report.add(Area::Endpoints, finding.about(url));
         return;
     }
     let status = match &member.status {
         Ok(status) => status,
         // Reported once, under auth.
         Err(_) if !auth.may_read_status() => {
-            report.good(
-                Area::Endpoints,
-                format!("{url}: connected; etcd reports its status to users only"),
-            );
-            return;
+            let text = format!("{url}: connected; etcd reports its status to users only");
+            return find(FindingId::StatusForUsersOnly, text);
         }
         Err(error) => {
-            report.bad(
-                Area::Endpoints,
-                format!("{url}: the status call failed: {error}"),
-                "check that this is etcd's client URL: without a version nothing is answered from memory",
-            );
-            return;
+            let text = format!("{url}: the status call failed: {error}");
+            return find(FindingId::StatusCallFailed, text);
         }
     };
     let role = member.role().unwrap_or(Role::Unknown);
@@ -70,50 +66,40 @@ fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut 
         db_bytes(status.db_size_in_use),
     );
     match role {
-        Role::Learner => report.warn(
-            Area::Endpoints,
-            text,
-            "a learner does not vote: it is used only while there is no other endpoint",
-        ),
-        Role::Leaderless => report.bad(
-            Area::Endpoints,
-            text,
-            "etcd cannot answer linearizable reads: restore the quorum",
-        ),
-        _ if member.serves != Some(true) => report.warn(
-            Area::Endpoints,
-            format!("{text}; its health service reports that it does not serve"),
-            "check that member; other endpoints are preferred",
-        ),
-        _ => report.good(Area::Endpoints, text),
+        Role::Learner => find(FindingId::MemberIsLearner, text),
+        Role::Leaderless => find(FindingId::MemberWithoutLeader, text),
+        _ if member.serves != Some(true) => {
+            let text = format!("{text}; its health service reports that it does not serve");
+            let finding = Finding::new(FindingId::MemberUnhealthy, text).about(url);
+            let remedy = "check that member; other endpoints are preferred";
+            report.add(Area::Endpoints, finding.with_remedy(remedy));
+        }
+        _ => find(FindingId::MemberHealthy, text),
     }
     errors(member, status, report);
 }
 
 fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
     let url = &member.url;
+    let mut find = |id, text: String| report.add(Area::Endpoints, Finding::new(id, text).about(url));
     for error in &status.errors {
-        let remedy = if error.contains("NOSPACE") {
-            "etcd refuses writes: compact, defragment, raise --quota-backend-bytes, then etcdctl alarm disarm"
+        let id = if error.contains("NOSPACE") {
+            FindingId::AlarmNoSpace
         } else if error.contains("CORRUPT") {
-            "replace this member: its data is corrupt, and its responses cannot be trusted, with or without \
-             rangecache"
+            FindingId::AlarmCorrupt
         } else {
-            "see etcd's log"
+            FindingId::MemberReportsError
         };
-        report.warn(Area::Endpoints, format!("{url}: etcd reports: {error}"), remedy);
+        find(id, format!("{url}: etcd reports: {error}"));
     }
     let quota = status.db_size_quota;
     if quota > 0 && status.db_size > quota / 10 * 8 {
-        report.warn(
-            Area::Endpoints,
-            format!(
-                "{url}: the database uses {} of its quota of {}",
-                db_bytes(status.db_size),
-                db_bytes(quota)
-            ),
-            "compact and defragment, or raise etcd's --quota-backend-bytes: at its quota etcd refuses writes",
+        let text = format!(
+            "{url}: the database uses {} of its quota of {}",
+            db_bytes(status.db_size),
+            db_bytes(quota)
         );
+        find(FindingId::DatabaseNearQuota, text);
     }
 }
 
@@ -172,8 +158,9 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
     };
     let missing: Vec<_> = known.iter().filter(|known| !is_named(known)).collect();
     if missing.is_empty() {
-        report.good(
+        report.find(
             Area::Endpoints,
+            FindingId::MembersNamed,
             match known.len() {
                 1 => "the cluster has one member".to_owned(),
                 n => format!("all {n} members of the cluster are named"),
@@ -185,16 +172,15 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
         .iter()
         .map(|member| format!("{} ({})", member.name, member.client_urls.join(" ")))
         .collect();
-    report.warn(
+    report.find(
         Area::Endpoints,
+        FindingId::MembersNotNamed,
         format!(
             "{} of the cluster's {} members are not in --endpoints: {}",
             missing.len(),
             known.len(),
             names.join(", ")
         ),
-        "name every member, unless one name resolves to all: while the named ones are down or cut off, nothing can be \
-         proven and reads are forwarded",
     );
 }
 
@@ -205,10 +191,10 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
     }
     if versions.len() > 1 {
         let list: Vec<_> = versions.iter().map(ToString::to_string).collect();
-        report.warn(
+        report.find(
             Area::Gates,
+            FindingId::VersionsDiffer,
             format!("the members have different versions: {}", list.join(", ")),
-            "fine during an upgrade: the lowest version decides what is trusted",
         );
     }
     let endpoints: Vec<_> = members
@@ -224,7 +210,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         // The title says what is done without the capability.
         finding.meaning.clear();
         if finding.severity == Severity::Warning {
-            finding.severity = Severity::Bad;
+            finding = finding.with_severity(Severity::Bad);
             if config.etcd.old_etcd == OldEtcd::Refuse {
                 finding.meaning = "rangecache would stop at once (--old-etcd=refuse)".to_owned();
             }

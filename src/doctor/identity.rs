@@ -8,7 +8,7 @@ use super::client::{CALL_TIMEOUT, timed_out};
 use super::members::Member;
 use super::model::{Area, AuthFacts, QuorumFacts, Report};
 use crate::config::Config;
-use crate::diagnosis::{Severity, no_own_user, user_problem};
+use crate::diagnosis::{FindingId, Severity, no_own_user, user_problem};
 use etcd_store::keyspace::scope::{Scope, scopes};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_edge::tls::Connector;
@@ -38,11 +38,10 @@ pub(super) async fn examine(
     if credentials.common_name().is_none()
         && let Some(name) = connector.common_name()
     {
-        report.warn(
+        report.find(
             Area::Auth,
+            FindingId::CertificateHasCommonName,
             format!("the certificate in --cert has the common name {name:?}"),
-            "use a certificate without a CN: an etcd with --client-cert-auth and auth treats every client without a \
-             token as that user",
         );
     }
     if !is_on {
@@ -51,7 +50,11 @@ pub(super) async fn examine(
         } else {
             ""
         };
-        report.good(Area::Auth, format!("etcd's auth is off{user}"));
+        report.find(
+            Area::Auth,
+            FindingId::AuthOff,
+            format!("etcd's auth is off{user}"),
+        );
     } else if !credentials.name_a_user() {
         report.add(Area::Auth, no_own_user().with_severity(Severity::Bad));
     } else if authenticate(credentials, connection, report).await {
@@ -61,8 +64,9 @@ pub(super) async fn examine(
         }
         if auth.readable.iter().all(|readable| *readable) {
             let user = credentials.name();
-            report.good(
+            report.find(
                 Area::Auth,
+                FindingId::UserAccepted,
                 format!(
                     "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised \
                      by etcd, with its client's credentials"
@@ -90,10 +94,10 @@ async fn authenticate(
             false
         }
         Err(_) => {
-            report.bad(
+            report.find(
                 Area::Auth,
+                FindingId::UserNotChecked,
                 format!("etcd issued no token: {}", timed_out()),
-                "check etcd first",
             );
             false
         }
@@ -122,13 +126,13 @@ async fn may_read(
         Ok(Err(status)) => status.message().to_owned(),
         Err(_) => timed_out(),
     };
-    report.bad(
+    report.find(
         Area::Auth,
+        FindingId::UserNotChecked,
         format!(
             "the permission to read {} could not be checked: {error}",
             scope.name()
         ),
-        "check etcd first",
     );
     false
 }

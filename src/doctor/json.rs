@@ -6,11 +6,11 @@ use super::model::{Area, KeyGroup, Keyspace, Report, level};
 use crate::diagnosis::Finding;
 
 impl Report {
-    /// Report as one JSON object. `result` is the worst level (`ok`, `warning` or `bad`); sizes are in bytes.
+    /// Report as one JSON object. `result` is `ok`, `warning` or `bad`; sizes are in bytes.
     pub(super) fn to_json(&self) -> Value {
         json!({
             "rangecache": env!("CARGO_PKG_VERSION"),
-            "result": level(self.severity()),
+            "result": self.result(),
             "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
             "endpoints": self.endpoints,
             "keyspace": self.keyspace.as_ref().map(keyspace),
@@ -21,9 +21,12 @@ impl Report {
 }
 
 fn finding((area, finding): &(Area, Finding)) -> Value {
-    let remedy = Some(&finding.remedy).filter(|text| !text.is_empty());
+    let given = |text: &'_ String| Some(text.clone()).filter(|text| !text.is_empty());
+    let (subject, remedy) = (given(&finding.subject), given(&finding.remedy));
     json!({
+        "id": finding.id,
         "area": area.as_str(),
+        "subject": subject,
         "level": level(finding.severity),
         "text": finding.text(),
         "remedy": remedy,
@@ -58,4 +61,39 @@ fn group(group: &KeyGroup) -> Value {
         "largest_bytes": group.sample.largest_bytes,
         "mirrored": group.mirror.is_some(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnosis::FindingId;
+
+    #[test]
+    fn findings_have_ids_and_what_is_not_known_is_not_ok() {
+        let mut report = Report::default();
+        report.find(Area::Watches, FindingId::WatchesUnknown, "unknown");
+        let down = Finding::new(FindingId::MemberNotConnected, "down").about("http://a:1");
+        report.add(Area::Endpoints, down);
+        let json = report.to_json();
+        assert_eq!(
+            json["findings"][0],
+            json!({
+                "id": "watches-unknown", "area": "watches", "subject": null, "level": "note",
+                "text": "unknown", "remedy": null,
+            })
+        );
+        let down = &json["findings"][1];
+        assert_eq!(
+            (&down["id"], &down["subject"], &down["level"]),
+            (
+                &"member-not-connected".into(),
+                &"http://a:1".into(),
+                &"warning".into()
+            )
+        );
+        assert_eq!(json["result"], "warning");
+        let mut noted = Report::default();
+        noted.find(Area::Watches, FindingId::WatchesUnknown, "unknown");
+        assert_eq!(noted.to_json()["result"], "ok", "a note needs no action");
+    }
 }

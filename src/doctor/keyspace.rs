@@ -18,6 +18,7 @@ use super::model::{Area, KeyGroup, Keyspace, Report, SizeSample};
 use super::resources::{is_group, resource_in};
 use super::size_estimate;
 use crate::config::Config;
+use crate::diagnosis::FindingId;
 use etcd_store::cache::Entry;
 use etcd_store::keyspace::scope::{self, Scope, scopes};
 use etcd_store::keyspace::{PrefixGroup, PrefixGrouper, common_prefix};
@@ -53,10 +54,10 @@ pub(super) async fn examine(
             Some(keyspace)
         }
         Err(error) => {
-            report.bad(
+            report.find(
                 Area::Keyspace,
+                FindingId::KeysNotCounted,
                 format!("{}: the keys cannot be counted: {error}", member.url),
-                "check etcd first: rangecache's own load would fail the same way",
             );
             None
         }
@@ -242,10 +243,10 @@ async fn examine_compaction(
     let key = first_readable(&mirrors, readable).key();
     if !is_compacted(connection, &key, 1).await {
         if revision > LONG_HISTORY {
-            report.warn(
+            report.find(
                 Area::Keyspace,
+                FindingId::NeverCompacted,
                 format!("etcd was never compacted: it keeps all {revision} revisions"),
-                "set etcd's --auto-compaction-retention; otherwise its database grows without bound",
             );
         }
         return;
@@ -255,6 +256,6 @@ async fn examine_compaction(
             "etcd is compacted up to revision {compacted}, {} ago",
             revision - compacted
         );
-        report.good(Area::Keyspace, text);
+        report.find(Area::Keyspace, FindingId::Compacted, text);
     }
 }

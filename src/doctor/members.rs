@@ -12,6 +12,7 @@ use tonic::metadata::MetadataMap;
 use super::client::{CALL_TIMEOUT, describe_status, timed_out};
 use super::model::{Area, EndpointFacts, QuorumFacts, Report};
 use crate::config::Config;
+use crate::diagnosis::FindingId;
 use crate::diagnosis::format::duration;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::net::Url;
@@ -142,20 +143,19 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
         }
     }
     match (&quorum.round_trip, reason) {
-        (Some(took), _) if *took > SLOW_QUORUM => report.warn(
+        (Some(took), _) => report.find(
             Area::Endpoints,
+            if *took > SLOW_QUORUM {
+                FindingId::QuorumSlow
+            } else {
+                FindingId::QuorumAnswers
+            },
             format!("the quorum answers a linearizable read in {}", duration(*took)),
-            "each linearizable read from memory waits that long for its proof: check etcd's disks and network",
         ),
-        (Some(took), _) => report.good(
+        (None, Some(reason)) => report.find(
             Area::Endpoints,
-            format!("the quorum answers a linearizable read in {}", duration(*took)),
-        ),
-        (None, Some(reason)) => report.bad(
-            Area::Endpoints,
+            FindingId::NoQuorum,
             format!("no member answers a linearizable read: {reason}"),
-            "there is no leader or no quorum, or the endpoints are not etcd: check etcd first (etcdctl endpoint status \
-             --cluster)",
         ),
         (None, None) => {}
     }

@@ -45,12 +45,10 @@ use tokio_util::task::TaskTracker;
 pub use flags::DoctorConfig;
 pub(crate) use text::Style;
 
+use crate::diagnosis::FindingId;
 use model::{Area, Report};
 use rangecache_base::telemetry::Metrics;
 use rangecache_upstream::Credentials;
-
-/// Consequence of files and users that cannot be used.
-const NO_START: &str = "fix it first: rangecache does not start with it";
 
 /// Examines etcd, prints the report, and returns the report's exit code. The flags are valid. Nothing is logged: failures are in the report.
 #[must_use]
@@ -76,19 +74,27 @@ pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = config.acceptor(&metrics) {
-        report.bad(Area::Certificates, error.to_string(), NO_START);
+        report.find(
+            Area::Certificates,
+            FindingId::CertificateUnusable,
+            error.to_string(),
+        );
     }
     let connector = match config.connector(&metrics) {
         Ok(connector) => connector,
         Err(error) => {
-            report.bad(Area::Certificates, error.to_string(), NO_START);
+            report.find(
+                Area::Certificates,
+                FindingId::CertificateUnusable,
+                error.to_string(),
+            );
             return report;
         }
     };
     let credentials = match Credentials::open(&config.etcd, &connector) {
         Ok(credentials) => credentials,
         Err(error) => {
-            report.bad(Area::Auth, error.to_string(), NO_START);
+            report.find(Area::Auth, FindingId::UserUnusable, error.to_string());
             return report;
         }
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::diagnosis::{Finding, Severity};
+use crate::diagnosis::{Finding, FindingId, Severity};
 use etcd_store::keyspace::PrefixGroup;
 
 /// Subject of a finding, in the order of the report.
@@ -57,10 +57,11 @@ impl Area {
     }
 }
 
-/// Name of a severity in the report for scripts. Notes count as good: they need no action.
+/// Name of a severity in the report for scripts.
 pub(super) fn level(severity: Severity) -> &'static str {
     match severity {
-        Severity::Good | Severity::Note => "ok",
+        Severity::Good => "ok",
+        Severity::Note => "note",
         Severity::Warning => "warning",
         Severity::Bad => "bad",
     }
@@ -91,16 +92,9 @@ pub(super) struct WatchFacts {
 }
 
 impl Report {
-    pub(super) fn good(&mut self, area: Area, text: impl Into<String>) {
-        self.add(area, Finding::new(Severity::Good, text, "", ""));
-    }
-
-    pub(super) fn warn(&mut self, area: Area, text: impl Into<String>, remedy: impl Into<String>) {
-        self.add(area, Finding::new(Severity::Warning, text, "", remedy));
-    }
-
-    pub(super) fn bad(&mut self, area: Area, text: impl Into<String>, remedy: impl Into<String>) {
-        self.add(area, Finding::new(Severity::Bad, text, "", remedy));
+    /// Adds a finding with the usual severity and remedy of `id`.
+    pub(super) fn find(&mut self, area: Area, id: FindingId, text: impl Into<String>) {
+        self.add(area, Finding::new(id, text));
     }
 
     pub(super) fn add(&mut self, area: Area, finding: Finding) {
@@ -111,6 +105,14 @@ impl Report {
     pub(super) fn severity(&self) -> Severity {
         let severities = self.findings.iter().map(|(_, finding)| finding.severity);
         severities.max().unwrap_or(Severity::Good)
+    }
+
+    /// The worst level of all findings. Notes need no action, so that they count as `ok`.
+    pub(super) fn result(&self) -> &'static str {
+        match self.severity() {
+            Severity::Note => level(Severity::Good),
+            severity => level(severity),
+        }
     }
 
     /// Exit code of the process: 0, or 1 if any finding is [`Severity::Bad`].

@@ -136,12 +136,14 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::diagnosis::FindingId;
 
     #[test]
     fn report_without_a_terminal_is_ascii() {
         let mut report = Report::default();
-        report.good(Area::Gates, "took 5µs …");
-        report.bad(Area::Endpoints, "down", "start it");
+        report.find(Area::Gates, FindingId::CapabilityAvailable, "took 5µs …");
+        let down = Finding::new(FindingId::EtcdUnreachable, "down").with_remedy("start it");
+        report.add(Area::Endpoints, down);
         let text = report.to_text(Style::Ascii);
         assert!(text.is_ascii(), "{text}");
         assert!(

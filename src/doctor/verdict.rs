@@ -2,8 +2,8 @@
 
 use super::model::{Area, KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report};
 use crate::config::Config;
-use crate::diagnosis::Severity;
 use crate::diagnosis::format::{bytes, counted, duration};
+use crate::diagnosis::{Finding, FindingId, Severity};
 use etcd_store::keyspace::scope::{Scope, scopes};
 use rangecache_base::memory::limit_bytes;
 use rangecache_mirror::CachePack;
@@ -34,24 +34,28 @@ pub(super) fn conclude(
         memory(config, keyspace, report);
     }
     let Some(keyspace) = keyspace else {
-        report.bad(
+        report.find(
             Area::Verdict,
+            FindingId::NothingFromMemory,
             "nothing would be answered from memory",
-            "fix the problems above",
         );
         return;
     };
     coverage(keyspace, report);
     benefit(quorum, keyspace, report);
     if report.severity() == Severity::Bad {
-        report.bad(
+        report.find(
             Area::Verdict,
+            FindingId::NotReady,
             "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no \
              faster than etcd)",
-            "fix the problems above",
         );
     } else {
-        report.good(Area::Verdict, "rangecache would serve this etcd with these flags");
+        report.find(
+            Area::Verdict,
+            FindingId::Ready,
+            "rangecache would serve this etcd with these flags",
+        );
     }
 }
 
@@ -61,8 +65,9 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
     } else {
         ("about ", "estimated from samples; --deep reads every key")
     };
-    report.good(
+    report.find(
         Area::Keyspace,
+        FindingId::KeyspaceMeasured,
         format!(
             "{} in {about}{} ({how}), {:.1} revisions/s",
             counted(keyspace.keys, "key"),
@@ -71,8 +76,9 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
         ),
     );
     let cost = keyspace.cost;
-    report.good(
+    report.find(
         Area::Keyspace,
+        FindingId::ExaminationCost,
         format!(
             "this examination made {} to one member, {} in all, and read {} of values",
             counted(cost.calls, "call"),
@@ -115,15 +121,15 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
 /// Warns of a budget that the process could not use up before the system ends it.
 fn check_budget(budget_bytes: u64, limit_bytes: u64, report: &mut Report) {
     if budget_bytes > limit_bytes {
-        report.warn(
+        report.find(
             Area::Memory,
+            FindingId::BudgetAboveMemory,
             format!(
                 "--cache-max-bytes is {}, and this machine or container has {}: it would be ended for lack of memory before its \
                  mirrors reach their bound",
                 bytes(budget_bytes),
                 bytes(limit_bytes)
             ),
-            "lower --cache-max-bytes to three quarters of the memory, or leave it out; run doctor where rangecache is to run",
         );
     }
 }
@@ -170,35 +176,26 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     };
     let keys: u64 = report.mirrors.iter().map(|mirror| mirror.keys).sum();
     let keys_fit = keys.saturating_mul(KEY_BYTES) < max;
-    if least > max && keys_fit && config.mirror.cache_pack != CachePack::Never {
-        report.warn(
-            Area::Memory,
-            format!(
-                "{text}: too little for all; values of the prefixes that cost most would only be in etcd, and reads of them \
-                 forwarded"
-            ),
-            raise(),
+    let finding = if least > max && keys_fit && config.mirror.cache_pack != CachePack::Never {
+        let text = format!(
+            "{text}: too little for all; values of the prefixes that cost most would only be in etcd, and reads of them \
+             forwarded"
         );
+        Finding::new(FindingId::MemoryForKeysOnly, text).with_remedy(raise())
     } else if least > max {
         let mirrors = if report.mirrors.len() == 1 {
             "the mirror is disabled (over budget)"
         } else {
             "mirrors that do not fit are disabled (over budget)"
         };
-        report.bad(
-            Area::Memory,
-            format!("{text}: too little; {mirrors}, and their reads are forwarded"),
-            raise(),
-        );
+        let text = format!("{text}: too little; {mirrors}, and their reads are forwarded");
+        Finding::new(FindingId::MemoryTooSmall, text).with_remedy(raise())
     } else if least + history > max / 10 * 9 {
-        report.warn(
-            Area::Memory,
-            format!("{text}: little to spare"),
-            "raise --cache-max-bytes and the memory limit before it grows, keep less history (--history-max-bytes), or mirror less",
-        );
+        Finding::new(FindingId::MemoryTight, format!("{text}: little to spare"))
     } else {
-        report.good(Area::Memory, text);
-    }
+        Finding::new(FindingId::MemorySuffices, text)
+    };
+    report.add(Area::Memory, finding);
 }
 
 /// Suggests the fewest prefixes without which the rest would fit, of the bytes that are `needed` by all.
@@ -237,8 +234,9 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
     let others: Vec<_> = totals.filter(|group| group.mirror.is_none()).collect();
     let left: u64 = others.iter().map(|group| group.range.keys).sum();
     if left == 0 {
-        report.good(
+        report.find(
             Area::Verdict,
+            FindingId::KeysMirrored,
             format!("to be mirrored: all {}", counted(mirrored, "key")),
         );
         return;
@@ -250,11 +248,12 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
         counted(keyspace.keys, "key"),
         names.join(", "),
     );
-    if mirrored == 0 {
-        report.warn(Area::Verdict, text, "check --cache-prefix");
+    let id = if mirrored == 0 {
+        FindingId::NothingMirrored
     } else {
-        report.good(Area::Verdict, text);
-    }
+        FindingId::KeysMirrored
+    };
+    report.find(Area::Verdict, id, text);
 }
 
 /// Adds findings on the requests that benefit.
@@ -272,18 +271,19 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     let keys: u64 = mirrored.clone().map(|group| group.range.keys).sum();
     let total: u64 = mirrored.clone().map(KeyGroup::encoded_bytes).sum();
     if keys < SMALL_KEYS && total < SMALL_BYTES {
-        report.warn(
+        report.find(
             Area::Verdict,
+            FindingId::LittleToGain,
             format!(
                 "listing so little ({}, {}) costs etcd next to nothing: there is little to gain",
                 counted(keys, "key"),
                 bytes(total)
             ),
-            "use rangecache only if very many clients read at the same time",
         );
     } else {
-        report.good(
+        report.find(
             Area::Verdict,
+            FindingId::ListsBenefit,
             format!(
                 "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or \
                  a page of all keys takes it {}; \
@@ -295,8 +295,9 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
             ),
         );
     }
-    report.good(
+    report.find(
         Area::Verdict,
+        FindingId::SingleReadsBenefit,
         format!(
             "many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it \
              waits for a check{check} and one more hop"
@@ -306,8 +307,9 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
         .clone()
         .find(|group| group.name().ends_with(EVENTS) && group.memory_bytes() * 10 > total)
     {
-        report.good(
+        report.find(
             Area::Memory,
+            FindingId::EventsAreLarge,
             format!(
                 "{0} needs {1} of it: events are written often and listed seldom, so consider --no-cache-prefix {0}",
                 events.name(),

@@ -9,8 +9,8 @@ use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report, WatchFacts};
 use crate::config::Config;
+use crate::diagnosis::FindingId;
 use crate::diagnosis::format::counted;
-use crate::diagnosis::{Finding, Severity};
 use etcd_store::keyspace::scope::scopes;
 use rangecache_base::http_request::http_request;
 use rangecache_base::net::Url;
@@ -23,12 +23,17 @@ const MAX_METRICS_BYTES: usize = 16 << 20;
 pub(super) async fn examine(config: &Config, connector: &Connector, members: &[Member], report: &mut Report) {
     let reachable = members.iter().filter(|member| member.connection().is_some());
     let reading = reachable.map(|member| timeout(CALL_TIMEOUT, read(connector, &member.url)));
-    let read = join_all(reading).await.into_iter();
+    let read = join_all(reading).await;
+    if read.is_empty() {
+        // That no member is connected is the finding of another step.
+        return;
+    }
+    let read = read.into_iter();
     let known: Vec<WatchFacts> = read.filter_map(|read| read.ok().flatten()).collect();
     if known.is_empty() {
         let text =
             "unknown: etcd's metrics cannot be read at its client URLs (`--listen-metrics-urls` of etcd)";
-        return report.add(Area::Watches, Finding::new(Severity::Note, text, "", ""));
+        return report.find(Area::Watches, FindingId::WatchesUnknown, text);
     }
     let sum = |of: fn(&WatchFacts) -> u64| known.iter().map(of).sum::<u64>();
     let facts = WatchFacts {
@@ -40,8 +45,9 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
         changes: known.iter().map(|facts| facts.changes).max().unwrap_or(0),
     };
     let feeds = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix).len() as u64;
-    report.good(
+    report.find(
         Area::Watches,
+        FindingId::WatchesCounted,
         format!(
             "{} in {}, counted on {}; {} sent for {} since the members started",
             counted(facts.watchers, "watcher"),
@@ -58,8 +64,9 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
         } else {
             " (with --watch-cache=auto)"
         };
-        report.good(
+        report.find(
             Area::Watches,
+            FindingId::WatchesSaved,
             format!(
                 "if clients watch mirrored keys through rangecache{how}, etcd has {} instead, and sends each change once to \
                  each: up to {saved} fewer",
@@ -108,7 +115,27 @@ fn parse(metrics: &str) -> Option<WatchFacts> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::doctor::testing::{connected, etcd, nothing, status};
+    use rangecache_base::telemetry::Metrics;
+
+    /// Ids of what is found on the watches of the members at `urls`.
+    async fn found(urls: &[String]) -> Vec<FindingId> {
+        let (config, members) = connected(urls, &[]).await;
+        let connector = config.connector(&Arc::new(Metrics::new())).unwrap();
+        let mut report = Report::default();
+        examine(&config, &connector, &members, &mut report).await;
+        report.findings.iter().map(|(_, finding)| finding.id).collect()
+    }
+
+    #[tokio::test]
+    async fn watches_are_unknown_only_if_a_connected_member_shows_no_metrics() {
+        let etcd = etcd(status(1), &[]).await;
+        assert_eq!(found(&[etcd.url.to_string()]).await, [FindingId::WatchesUnknown]);
+        assert_eq!(found(&[nothing()]).await, []);
+    }
 
     #[test]
     fn metrics_of_etcd_are_found_and_others_are_not_taken_for_them() {

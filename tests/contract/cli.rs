@@ -262,6 +262,48 @@ async fn debug_level_shows_rangecaches_own_lines_alone() {
     }
 }
 
+/// Lines of level debug about one read have its id, its client and its prefix, also the line about its end, and no key.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn debug_lines_of_one_read_can_be_joined() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--log-level", "debug")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    for key in ["/joined/one/s3cr3t", "/joined/two/s3cr3t"] {
+        client.get(key).await.expect("a response");
+    }
+    let finished = |log: &str| log.matches("read finished").count();
+    let (log, _) = until(SOON, "both reads are logged", async || {
+        let log = rangecache.log();
+        (finished(&log) == 2).then_some(log)
+    })
+    .await;
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect();
+    for (prefix, messages) in [
+        ("/joined/one/", ["planned", "proven", "read finished"]),
+        ("/joined/two/", ["planned", "proven", "read finished"]),
+    ] {
+        let of_read: Vec<_> = lines
+            .iter()
+            .filter(|line| line["span"]["prefix"] == prefix)
+            .collect();
+        let logged: Vec<_> = of_read.iter().map(|line| &line["message"]).collect();
+        assert_eq!(logged, messages, "{log}");
+        let span = &of_read[0]["span"];
+        assert!(span["id"].as_u64() > Some(0), "{span}");
+        assert_eq!(span["client"], "address 127.0.0.1", "{span}");
+        for line in of_read {
+            assert_eq!(&line["span"], span);
+        }
+    }
+    assert!(!log.contains("s3cr3t"), "a key is in the log");
+}
+
 #[tokio::test]
 async fn port_in_use_is_named_in_the_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");

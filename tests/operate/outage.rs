@@ -29,6 +29,15 @@ async fn unavailable(rangecache: &Rangecache) -> BTreeMap<String, f64> {
     })
 }
 
+/// The field `name` of each element of a list.
+fn texts<'a>(list: &'a Value, name: &str) -> Vec<&'a str> {
+    let elements = list.as_array().expect("a list");
+    elements
+        .iter()
+        .filter_map(|element| element[name].as_str())
+        .collect()
+}
+
 async fn ask(client: &Client, path: &str, message: &[u8]) {
     let reply = client.raw(path, message).await.expect("the connection stays");
     assert_eq!(reply.status().code, UNAVAILABLE, "{path}: {:?}", reply.status());
@@ -92,22 +101,27 @@ async fn calls_that_etcd_cannot_answer_are_counted_as_failed() {
     assert_eq!(by_source, BTreeMap::from([("failed".to_owned(), 13.0)]));
 
     let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).unwrap();
-    let titles: Vec<_> = status["findings"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|finding| finding["title"].as_str())
-        .collect();
+    let ids: Vec<_> = texts(&status["findings"], "id");
+    // Neither that a bound was reached, nor that reads of the mirror are forwarded.
+    assert_eq!(ids, ["etcd-unreachable", "reads-failed"], "{status}");
+    // Fourteen reads failed, and no other was made.
+    assert_eq!(status["reads"]["memory_ratio_last_minute"], 0.0);
     assert!(
-        titles.iter().any(|title| title.contains("reads failed")),
-        "{titles:?}"
+        status["reads"]["failed_per_second"].as_f64() > Some(0.0),
+        "{status}"
     );
-    assert!(
-        !titles.iter().any(|title| title.contains("refused in")),
-        "{titles:?}"
-    );
+    let changes = texts(&status["changes"], "kind");
+    for kind in ["member_lost", "mirror_out_of_service"] {
+        assert!(changes.contains(&kind), "{changes:?}");
+    }
     let page = rangecache.admin("/").await.body;
-    assert!(page.contains("failed without etcd"), "{page}");
+    for words in [
+        "failed without etcd",
+        "out of service: watch lost",
+        "<dd id=\"reads-memory\">0 %</dd>",
+    ] {
+        assert!(page.contains(words), "{words} is not in {page}");
+    }
 
     let (lines, _) = until(SOON, "the access log is written", async || {
         let text = std::fs::read_to_string(&log).ok()?;
@@ -157,6 +171,15 @@ async fn instance_that_no_member_answers_serves_no_new_clients() {
     etcd.restart().await;
     until(SOON, "etcd is back", async || {
         (servez(&alone).await.status == 200).then_some(())
+    })
+    .await;
+    until(SOON, "the end of the outage is among the changes", async || {
+        let status: Value = serde_json::from_str(&alone.admin("/status").await.body).unwrap();
+        let kinds = texts(&status["changes"], "kind");
+        let newest = |kind: &str| kinds.iter().position(|found| *found == kind);
+        let is_over = |end, begin| newest(end) < newest(begin) && newest(end).is_some();
+        (is_over("mirror_in_service", "mirror_out_of_service") && is_over("member_healthy", "member_lost"))
+            .then_some(())
     })
     .await;
 }

@@ -55,7 +55,7 @@ impl Mirrors {
 
     fn add(self: &Arc<Self>, scope: Scope) {
         let cluster_state = Arc::clone(&self.cluster_state);
-        let mirror = Mirror::new(scope, cluster_state, &self.telemetry.metrics);
+        let mirror = Mirror::new(scope, cluster_state, &self.telemetry);
         tracing::info!(
             mirror = mirror.name,
             "a mirror was added; its reads go to etcd until it is loaded"

@@ -72,7 +72,7 @@ impl Mirrors {
         let slots = scopes(&flags.cache_prefix, &flags.no_cache_prefix)
             .into_iter()
             .map(|scope| {
-                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), &telemetry.metrics);
+                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), telemetry);
                 MirrorSlot::new(mirror, Arc::default(), false, stop.child_token())
             });
         let set = MirrorSet::new(slots.collect(), Arc::clone(&cluster_state), live.clone());
@@ -361,7 +361,7 @@ mod tests {
         let added = Mirror::new(
             scopes.into_iter().next().unwrap(),
             Arc::clone(&mirrors.cluster_state),
-            &mirrors.telemetry.metrics,
+            &mirrors.telemetry,
         );
         let slot = MirrorSlot::new(added, Arc::default(), true, CancellationToken::new());
         let added = mirrors.set.add(slot).unwrap();

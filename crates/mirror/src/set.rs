@@ -222,13 +222,13 @@ mod tests {
     use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{HistoryLimits, Store, Tree};
     use etcd_store::keyspace::scope::Scope;
-    use rangecache_base::telemetry::{Metrics, Reason};
+    use rangecache_base::telemetry::{Reason, Telemetry};
 
     const MAX_BYTES: u64 = 1 << 20;
 
     fn slot(prefix: &str, cluster_state: &Arc<ClusterState>) -> MirrorSlot {
         let scope = Scope::prefix(prefix.as_bytes());
-        let mirror = Mirror::new(scope, Arc::clone(cluster_state), &Metrics::default());
+        let mirror = Mirror::new(scope, Arc::clone(cluster_state), &Telemetry::default());
         MirrorSlot::new(mirror, Arc::default(), false, CancellationToken::new())
     }
 

@@ -326,7 +326,7 @@ impl Bench {
         let upstream = Upstream::start(urls, &Connector::plaintext(), true, credentials, &tasks, &stop);
         let telemetry = Arc::<Telemetry>::default();
         let cluster_state = Arc::<ClusterState>::default();
-        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry.metrics);
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), &telemetry);
         let slot = MirrorSlot::new(mirror, Arc::default(), false, stop.child_token());
         let live = live(&["--cache-max-bytes", max_bytes]);
         Bench {

@@ -25,6 +25,7 @@ use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::net::Url;
 use rangecache_base::panics::restarting;
+use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
 use rangecache_edge::tls::Connector;
 
 /// First pause between attempts to connect.
@@ -120,10 +121,12 @@ pub(super) struct Endpoint {
     /// Time until which other endpoints are preferred, in milliseconds since `created`.
     avoided_until_millis: AtomicU64,
     created: Instant,
+    /// The newest changes of all endpoints.
+    changes: Arc<StateChanges>,
 }
 
 impl Endpoint {
-    pub(super) fn new(url: Url) -> Endpoint {
+    pub(super) fn new(url: Url, changes: Arc<StateChanges>) -> Endpoint {
         let slots =
             |class: ConnectionClass| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
         Endpoint {
@@ -142,6 +145,7 @@ impl Endpoint {
             responses_seen: AtomicU64::new(0),
             avoided_until_millis: AtomicU64::new(0),
             created: Instant::now(),
+            changes,
         }
     }
 
@@ -169,6 +173,14 @@ impl Endpoint {
 
     fn set_healthy(&self, healthy: bool) {
         let was_healthy = self.healthy.swap(healthy, Ordering::Relaxed);
+        if healthy != was_healthy {
+            let kind = if healthy {
+                ChangeKind::MemberHealthy
+            } else {
+                ChangeKind::MemberUnhealthy
+            };
+            self.changes.record(kind, self.url.to_string(), "");
+        }
         if was_healthy && !healthy {
             *self.unhealthy_since.lock() = Some(Instant::now());
             tracing::warn!(endpoint = %self.url,
@@ -182,6 +194,8 @@ impl Endpoint {
     fn set_unknown(&self) {
         if self.healthy.swap(false, Ordering::Relaxed) {
             *self.unhealthy_since.lock() = Some(Instant::now());
+            self.changes
+                .record(ChangeKind::MemberLost, self.url.to_string(), "");
         }
         self.set_role(Role::Unknown);
     }
@@ -499,7 +513,7 @@ mod tests {
     #[tokio::test]
     async fn member_that_responds_on_any_connection_is_not_silent() {
         let etcd = FakeEtcd::start(async |_, _| Err((14, "no call is sent"))).await;
-        let endpoint = Endpoint::new(etcd.url.clone());
+        let endpoint = Endpoint::new(etcd.url.clone(), Arc::default());
         assert!(endpoint.is_silent(), "no connection");
         let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
         let opening = Connection::open(
@@ -522,6 +536,31 @@ mod tests {
         endpoint.server.record_response();
         assert!(!endpoint.is_silent(), "a response since the last health check");
         driver.abort();
+    }
+
+    #[test]
+    fn changes_of_health_are_recorded_once() {
+        let changes = Arc::<StateChanges>::default();
+        let url: Url = "http://etcd:2379".parse().unwrap();
+        let endpoint = Endpoint::new(url, Arc::clone(&changes));
+        endpoint.set_healthy(false);
+        endpoint.set_healthy(true);
+        endpoint.set_healthy(true);
+        endpoint.set_healthy(false);
+        endpoint.set_unknown();
+        endpoint.set_healthy(true);
+        endpoint.set_unknown();
+        let kinds: Vec<_> = changes.list().iter().map(|change| change.kind).collect();
+        assert_eq!(
+            kinds,
+            [
+                ChangeKind::MemberHealthy,
+                ChangeKind::MemberUnhealthy,
+                ChangeKind::MemberHealthy,
+                ChangeKind::MemberLost,
+            ]
+        );
+        assert!(changes.list()[0].subject.contains("etcd:2379"));
     }
 
     #[test]

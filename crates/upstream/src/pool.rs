@@ -24,6 +24,7 @@ use super::version::Version;
 use rangecache_base::net::{Stream, Url};
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::metrics::gauge;
+use rangecache_base::telemetry::state_changes::{StateChange, StateChanges};
 use rangecache_edge::tls::{Connector, Protocol};
 
 /// Time for which an endpoint that responds but cannot serve is avoided.
@@ -38,6 +39,8 @@ pub struct Upstream {
     context: Arc<ConnectionContext>,
     /// Whether RangeStream may be used at all.
     may_stream: bool,
+    /// The newest changes of the endpoints.
+    changes: Arc<StateChanges>,
 }
 
 impl Upstream {
@@ -53,9 +56,10 @@ impl Upstream {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Arc<Upstream> {
+        let changes = Arc::<StateChanges>::default();
         let endpoints: Vec<_> = urls
             .iter()
-            .map(|url| Arc::new(Endpoint::new(url.clone())))
+            .map(|url| Arc::new(Endpoint::new(url.clone(), Arc::clone(&changes))))
             .collect();
         let servers = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.server));
         let context = Arc::new(ConnectionContext {
@@ -72,6 +76,7 @@ impl Upstream {
             next: AtomicUsize::new(0),
             context,
             may_stream,
+            changes,
         });
         for endpoint in &upstream.endpoints {
             endpoint.keep_connected(&upstream.context);
@@ -90,6 +95,12 @@ impl Upstream {
             });
         }
         upstream
+    }
+
+    /// The newest changes of the endpoints' health, the oldest first.
+    #[must_use]
+    pub fn state_changes(&self) -> Vec<StateChange> {
+        self.changes.list()
     }
 
     /// A live connection of `class`; waits for one until `deadline`.

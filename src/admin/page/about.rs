@@ -1,8 +1,8 @@
 //! Sections of the page about the process itself: its figures, its certificates and its flags.
 
-use maud::{Markup, html};
+use maud::html;
 
-use super::parts::section;
+use super::parts::Section;
 use super::state::pair;
 use crate::admin::status::model::{CertificateStatus, FlagStatus, Status};
 use crate::diagnosis::format::{bytes, count};
@@ -10,7 +10,7 @@ use crate::diagnosis::format::{bytes, count};
 /// Days before its expiry from which on a certificate is shown as a warning.
 const FEW_DAYS: i64 = 30;
 
-pub(super) fn process(status: &Status) -> Markup {
+pub(super) fn process(status: &Status) -> Section {
     let process = &status.process;
     let figures = html! {
         dl.pairs {
@@ -23,13 +23,10 @@ pub(super) fn process(status: &Status) -> Markup {
             (pair("threads", &count(process.threads)))
         }
     };
-    section("process", "Process", &figures)
+    Section::new("process", "Process", figures)
 }
 
-pub(super) fn certificates(certificates: &[CertificateStatus]) -> Markup {
-    if certificates.is_empty() {
-        return html! {};
-    }
+pub(super) fn certificates(certificates: &[CertificateStatus]) -> Option<Section> {
     let list = html! {
         dl.pairs {
             @for certificate in certificates {
@@ -40,7 +37,7 @@ pub(super) fn certificates(certificates: &[CertificateStatus]) -> Markup {
             }
         }
     };
-    section("certificates", "Certificates", &list)
+    (!certificates.is_empty()).then(|| Section::new("certificates", "Certificates", list))
 }
 
 fn class(days_left: i64) -> &'static str {
@@ -60,7 +57,7 @@ fn left(days: i64) -> String {
     }
 }
 
-pub(super) fn flags(flags: &[FlagStatus]) -> Markup {
+pub(super) fn flags(flags: &[FlagStatus]) -> Section {
     let is_given = |flag: &&FlagStatus| flag.source != "default";
     let table = |flags: &[&FlagStatus]| {
         html! {
@@ -82,5 +79,5 @@ pub(super) fn flags(flags: &[FlagStatus]) -> Markup {
             (table(&defaults))
         }
     };
-    section("flags", "Flags", &content)
+    Section::new("flags", "Flags", content)
 }

@@ -2,20 +2,17 @@
 
 use std::time::Duration;
 
-use maud::{Markup, html};
+use maud::html;
 
-use super::parts::section;
+use super::parts::Section;
 use crate::admin::status::model::Status;
 use crate::diagnosis::format::{count, long};
 
-/// Calls of every method by their code and what answered them, the most frequent code first.
-pub(super) fn calls(status: &Status) -> Markup {
+/// Calls of every method by their code and what answered them, the most frequent code first; nothing without calls.
+pub(super) fn calls(status: &Status) -> Option<Section> {
     let window = Duration::from_secs_f64(status.reads.window_seconds.round().max(1.0));
     let content = html! {
         p.quiet { "gRPC calls of every method that ended in the last " (long(window)) ", by code." }
-        @if status.calls.is_empty() {
-            p { "There were none." }
-        } @else {
             div.scroll tabindex="0" role="region" aria-label="Calls by code" {
                 table {
                     thead {
@@ -26,7 +23,7 @@ pub(super) fn calls(status: &Status) -> Markup {
                             th scope="col" { "by etcd" }
                             th scope="col" { "failed" }
                             th scope="col" { "refused" }
-                            th scope="col" { "client left" }
+                            th scope="col" { "cancelled" }
                         }
                     }
                     tbody {
@@ -42,7 +39,6 @@ pub(super) fn calls(status: &Status) -> Markup {
                     }
                 }
             }
-        }
     };
-    section("calls", "Calls", &content)
+    (!status.calls.is_empty()).then(|| Section::new("calls", "Calls by status code", content))
 }

@@ -1,4 +1,4 @@
-//! Charts as SVG: paths and rectangles only; text next to them is HTML. Each scales to its peak.
+//! Charts as SVG: paths and rectangles only; text next to them is HTML. Each scales to its peak, linearly or logarithmically.
 //!
 //! Time runs to the right, and the current time is at the right edge; a sample is one unit wide. Heights are parts of
 //! [`HEIGHT`].
@@ -21,11 +21,62 @@ pub(super) struct Layer<'a> {
     pub(super) values: Vec<f64>,
 }
 
-/// Chart, with the value at its upper edge.
+/// Chart, with the values at its upper and its lower edge.
 #[derive(Debug, PartialEq)]
 pub(super) struct Chart {
     pub(super) svg: String,
     pub(super) top: f64,
+    /// 0 in a linear chart.
+    pub(super) bottom: f64,
+}
+
+/// Scale of a chart.
+#[derive(Clone, Copy, Debug)]
+enum Scale {
+    /// From 0 to this value.
+    Linear(f64),
+    /// From a power of ten to a higher value. Lower values are at the lower edge.
+    Logarithmic { bottom: f64, top: f64 },
+}
+
+impl Scale {
+    /// Scale for values of different magnitudes, up to `top`: from the power of ten below the lowest of them that is above 0.
+    fn logarithmic(lowest: f64, top: f64) -> Scale {
+        if lowest <= 0.0 || top < lowest {
+            return Scale::Linear(top);
+        }
+        // The lowest value is above the edge, too, and so visible.
+        let bottom = 10f64.powf((lowest * 0.99).log10().floor());
+        Scale::Logarithmic { bottom, top }
+    }
+
+    /// Height of the value's point, from the upper edge.
+    fn y(self, value: f64) -> f64 {
+        let ratio = match self {
+            Scale::Linear(top) if top > 0.0 => value / top,
+            Scale::Linear(_) => value,
+            Scale::Logarithmic { bottom, .. } if value <= bottom => 0.0,
+            Scale::Logarithmic { bottom, top } => (value / bottom).ln() / (top / bottom).ln(),
+        };
+        HEIGHT - ratio * HEIGHT
+    }
+
+    fn edges(self) -> (f64, f64) {
+        match self {
+            Scale::Linear(top) => (0.0, top),
+            Scale::Logarithmic { bottom, top } => (bottom, top),
+        }
+    }
+
+    /// Powers of ten between the edges.
+    fn decades(self) -> impl Iterator<Item = f64> {
+        let (bottom, top) = match self {
+            Scale::Linear(_) => (1.0, 0.0),
+            Scale::Logarithmic { bottom, top } => (bottom, top),
+        };
+        std::iter::successors(Some(bottom * 10.0), |decade| Some(decade * 10.0))
+            .take_while(move |decade| *decade < top)
+    }
 }
 
 /// Stacks layers, the first at the bottom; all have the same number of values. `label` describes the chart for screen
@@ -45,27 +96,28 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
         [below, above] => Some((layer, below.as_slice(), above.as_slice())),
         _ => None,
     });
-    chart(areas, peak(&base), label)
+    chart(areas, Scale::Linear(peak(&base)), label)
 }
 
-/// Lays layers over one another, the first behind the others; each begins at zero.
+/// Lays layers over one another on a logarithmic scale, the first behind the others; each begins at the lower edge.
 pub(super) fn overlaid(layers: &[Layer<'_>], label: &str) -> Chart {
+    let values = || layers.iter().flat_map(|layer| &layer.values).copied();
     let top = layers.iter().map(|layer| peak(&layer.values)).fold(0.0, f64::max);
+    let lowest = values().filter(|value| *value > 0.0).fold(top, f64::min);
     let columns = layers.first().map_or(0, |layer| layer.values.len());
     let zero = vec![0.0; columns];
     let areas = layers
         .iter()
         .map(|layer| (layer, zero.as_slice(), layer.values.as_slice()));
-    chart(areas, top, label)
+    chart(areas, Scale::logarithmic(lowest, top), label)
 }
 
 /// Chart of areas between two edges; those of layers without a value are left out.
 fn chart<'a>(
     areas: impl Iterator<Item = (&'a Layer<'a>, &'a [f64], &'a [f64])>,
-    top: f64,
+    scale: Scale,
     label: &str,
 ) -> Chart {
-    let scale = if top > 0.0 { top } else { 1.0 };
     let mut svg = format!(
         r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}, over the last 15 minutes">"#
     );
@@ -75,14 +127,19 @@ fn chart<'a>(
             let _ = write!(svg, r#"<path class="{}" d="{path}"/>"#, layer.class);
         }
     }
+    for decade in scale.decades() {
+        let y = scale.y(decade);
+        let _ = write!(svg, r#"<path class="decade" d="M0 {y:.1}H{WIDTH}"/>"#);
+    }
     svg.push_str("</svg>");
-    Chart { svg, top }
+    let (bottom, top) = scale.edges();
+    Chart { svg, top, bottom }
 }
 
 /// Path of the area between two stepped lines.
-fn area(below: &[f64], above: &[f64], top: f64) -> String {
+fn area(below: &[f64], above: &[f64], scale: Scale) -> String {
     let left = WIDTH.saturating_sub(above.len());
-    let y = |value: f64| HEIGHT - value / top * HEIGHT;
+    let y = |value: f64| scale.y(value);
     let mut path = String::new();
     for (index, value) in above.iter().enumerate() {
         let command = if index == 0 { 'M' } else { 'L' };
@@ -200,28 +257,42 @@ mod tests {
     }
 
     #[test]
-    fn overlaid_layers_begin_at_zero() {
+    fn overlaid_layers_show_small_values_beside_large_ones() {
         let chart = overlaid(
             &[
                 Layer {
                     class: "behind",
-                    values: vec![4.0, 0.0],
+                    values: vec![0.1, 0.0],
                 },
                 Layer {
                     class: "front",
-                    values: vec![1.0, 0.0],
+                    values: vec![0.000_1, 0.0],
                 },
             ],
             "x",
         );
-        assert_eq!(chart.top, 4.0);
+        assert_eq!(chart.top, 0.1);
+        assert!((chart.bottom - 0.000_01).abs() < 1e-9, "{}", chart.bottom);
+        // A thousandth of the peak is at a quarter of the height.
         for path in [
             r#"class="behind" d="M179 0.0H180L180 100.0H181V100.0H180V100.0H179Z""#,
             r#"class="front" d="M179 75.0H180L180 100.0H181V100.0H180V100.0H179Z""#,
+            r#"class="decade" d="M0 50.0H181""#,
         ] {
             assert!(chart.svg.contains(path), "{}", chart.svg);
         }
         assert!(chart.svg.find("behind") < chart.svg.find("front"));
+    }
+
+    #[test]
+    fn logarithmic_chart_of_nothing_is_empty() {
+        let layer = Layer {
+            class: "a",
+            values: vec![0.0, 0.0],
+        };
+        let chart = overlaid(&[layer], "x");
+        assert_eq!((chart.bottom, chart.top), (0.0, 0.0));
+        assert!(!chart.svg.contains("<path"), "{}", chart.svg);
     }
 
     #[test]

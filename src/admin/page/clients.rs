@@ -1,16 +1,13 @@
 //! The section of the page about clients.
 
-use maud::{Markup, html};
+use maud::html;
 
-use super::parts::section;
+use super::parts::Section;
 use crate::admin::status::clients::ClientStatus;
 use crate::diagnosis::format::{bytes, count, rate};
 
 /// Table of the clients and their costs, the most costly first; nothing before the first client.
-pub(super) fn clients(clients: &[ClientStatus]) -> Markup {
-    if clients.is_empty() {
-        return html! {};
-    }
+pub(super) fn clients(clients: &[ClientStatus]) -> Option<Section> {
     let content = html! {
         div.scroll tabindex="0" role="region" aria-label="Clients" {
             table {
@@ -49,7 +46,7 @@ pub(super) fn clients(clients: &[ClientStatus]) -> Markup {
             }
         }
     };
-    section("clients", "Clients", &content)
+    (!clients.is_empty()).then(|| Section::new("clients", "Clients", content))
 }
 
 #[allow(

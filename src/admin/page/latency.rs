@@ -28,7 +28,7 @@ pub(super) fn latencies(reads: &Reads, samples: &[Arc<ReadSample>]) -> Markup {
         div.latencies {
             @for ((title, class, counts), now) in ANSWERED.into_iter().zip(now) {
                 div {
-                    h3 { "Time of reads " (title) }
+                    h3 { "Latency of reads " (title) }
                     ul.legend {
                         (key(&format!("{class} p50"), "p50", now.map(|now| now.p50_seconds)))
                         (key(&format!("{class} p99"), "p99", now.map(|now| now.p99_seconds)))

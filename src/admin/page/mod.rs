@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `latency` | time that reads take |
+//! | `changes` | what has changed last |
 //! | `calls` | gRPC calls by code |
 //! | `state` | mirrors, endpoints, bounds and gates |
 //! | `watches` | open watches: what serves them, and the slowest |
@@ -19,6 +20,7 @@
 
 mod about;
 mod calls;
+mod changes;
 mod charts;
 mod clients;
 mod latency;
@@ -33,9 +35,9 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::status::model::Status;
-use crate::diagnosis::format::long;
+use crate::diagnosis::format::{counted, long};
 use crate::diagnosis::{Finding, Severity};
-use parts::{Flags, remedy, section, time};
+use parts::{Flags, Section, links, remedy, time};
 
 /// Style, at `/page.css`.
 pub(super) const CSS: &str = include_str!("page.css");
@@ -48,39 +50,62 @@ pub(super) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src
 const SHELL: &str = include_str!("page.html");
 /// Position of the status in the shell.
 const PLACEHOLDER: &str = "<!-- status -->";
+/// Title in the shell.
+const TITLE: &str = "<title>rangecache</title>";
 
 /// The whole page.
 pub(super) fn render(status: &Status) -> String {
+    let sections: Vec<Section> = [
+        findings(&status.findings),
+        changes::changes(&status.changes, &status.at),
+        Some(reads::reads(status)),
+        reads::reasons(status),
+        reads::slowest(&status.slowest),
+        Some(state::mirrors(status)),
+        Some(watches::watches(status)),
+        calls::calls(status),
+        prefixes::prefixes(&status.prefixes),
+        clients::clients(&status.clients),
+        Some(state::endpoints(&status.endpoints)),
+        Some(state::budgets(&status.budgets)),
+        Some(state::gates(&status.gates)),
+        Some(about::process(status)),
+        about::certificates(&status.certificates),
+        Some(about::flags(&status.flags)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let main = html! {
         (heading(status))
-        (findings(&status.findings))
-        (reads::reads(status))
-        (reads::reasons(status))
-        (reads::slowest(&status.slowest))
-        (state::mirrors(status))
-        (calls::calls(status))
-        (watches::watches(status))
-        (prefixes::prefixes(&status.prefixes))
-        (clients::clients(&status.clients))
-        (state::endpoints(&status.endpoints))
-        (state::budgets(&status.budgets))
-        (state::gates(&status.gates))
-        (about::process(status))
-        (about::certificates(&status.certificates))
-        (about::flags(&status.flags))
+        (links(&sections))
+        @for section in &sections { (section) }
     };
-    SHELL.replacen(PLACEHOLDER, &main.into_string(), 1)
+    let instance = status.pod.as_ref().unwrap_or(&status.host);
+    let (_, verdict) = verdict(status);
+    let title = html! { title { (verdict) " · " (instance) " · rangecache" } };
+    SHELL
+        .replacen(TITLE, &title.into_string(), 1)
+        .replacen(PLACEHOLDER, &main.into_string(), 1)
+}
+
+/// Severity of the worst finding, and the verdict that follows from it.
+fn verdict(status: &Status) -> (Severity, String) {
+    let worst = status.findings.first();
+    let severity = worst.map_or(Severity::Good, |finding| finding.severity);
+    let as_bad = |finding: &&Finding| finding.severity == severity;
+    let number = status.findings.iter().filter(as_bad).count() as u64;
+    let verdict = match severity {
+        Severity::Good => "Healthy".to_owned(),
+        Severity::Note => format!("Healthy ({})", counted(number, "note")),
+        Severity::Warning => format!("Degraded ({})", counted(number, "warning")),
+        Severity::Bad => format!("Unhealthy ({})", counted(number, "problem")),
+    };
+    (severity, verdict)
 }
 
 fn heading(status: &Status) -> Markup {
-    let worst = status.findings.first();
-    let severity = worst.map_or(Severity::Good, |finding| finding.severity);
-    let headline = match severity {
-        Severity::Good => "All is well.",
-        Severity::Note => "All is well, with a note.",
-        Severity::Warning => "Slower than it could be.",
-        Severity::Bad => "Something is wrong.",
-    };
+    let (severity, verdict) = verdict(status);
     let mirrors = status.mirrors.iter();
     let in_service = mirrors.filter(|mirror| mirror.reason.is_none()).count();
     let mirrors = match (in_service, status.mirrors.len()) {
@@ -92,7 +117,7 @@ fn heading(status: &Status) -> Markup {
     };
     html! {
         section #headline class={ "headline " (severity.as_str()) } {
-            p role="status" { strong { (headline) } " " (mirrors) }
+            p role="status" { strong { (verdict) "." } " " (mirrors) }
             p.quiet {
                 "rangecache " (status.version) " (commit " code { (status.commit) } ") on " b { (status.host) } " for "
                 @for (index, url) in status.client_urls.iter().enumerate() {
@@ -106,10 +131,7 @@ fn heading(status: &Status) -> Markup {
     }
 }
 
-fn findings(findings: &[Finding]) -> Markup {
-    if findings.is_empty() {
-        return html! {};
-    }
+fn findings(findings: &[Finding]) -> Option<Section> {
     let list = html! {
         ul.findings {
             @for finding in findings {
@@ -124,7 +146,7 @@ fn findings(findings: &[Finding]) -> Markup {
             }
         }
     };
-    section("findings", "What to know", &list)
+    (!findings.is_empty()).then(|| Section::new("findings", "What to know", list))
 }
 
 /// Sign of a severity, so that colour is not the only distinction.
@@ -140,12 +162,15 @@ fn sign(severity: Severity) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::changes::ChangeStatus;
     use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
         Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
         OutcomeCount, Phase, Reads, Samples, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
+    use crate::diagnosis::FindingId;
+    use rangecache_base::telemetry::state_changes::ChangeKind;
     use rangecache_base::telemetry::{Outcome, Reason};
 
     use crate::admin::process::ProcessStatus;
@@ -175,10 +200,18 @@ mod tests {
             }],
             ready: true,
             forward_all: false,
-            findings: vec![Finding::new(Severity::Warning, "title", "Raise --a-b.", "Do it.")],
+            findings: vec![Finding::new(FindingId::MirrorEmpty, "title").with_meaning("Raise --a-b.")],
+            changes: vec![ChangeStatus {
+                at: "2026-01-01T12:00:00Z".to_owned(),
+                kind: ChangeKind::MirrorInService,
+                subject: HOSTILE.to_owned(),
+                details: "revision 7".to_owned(),
+            }],
             reads: Reads {
                 since_start: 5,
                 per_second: 0.5,
+                failed_per_second: 0.25,
+                memory_ratio_last_minute: Some(0.6),
                 other_calls_per_second: 0.0,
                 events_per_second: 0.0,
                 quorum_checks_per_second: 0.0,
@@ -189,7 +222,7 @@ mod tests {
                 }),
                 latency_by_etcd: None,
                 window_seconds: 60.0,
-                memory_ratio: Some(0.6),
+                memory_ratio: Some(0.9),
                 outcomes: vec![OutcomeCount {
                     outcome: forwarded,
                     count: 2,
@@ -325,7 +358,11 @@ mod tests {
     fn page_shows_every_section_and_escapes_names() {
         let page = render(&status());
         for text in [
-            "Slower than it could be.",
+            "<title>Degraded (1 warning) · node-1 · rangecache</title>",
+            "<strong>Degraded (1 warning).</strong>",
+            "<a href=\"#changes\">What changed last</a>",
+            "in service at revision 7",
+            "<dd id=\"reads-failed\">0.25</dd>",
             "up 1 min 1 s",
             "<code class=\"flag\">--a-b</code>",
             "<dd id=\"reads-total\">5</dd>",
@@ -349,5 +386,44 @@ mod tests {
             assert!(page.contains(text), "{text} is not in\n{page}");
         }
         assert!(!page.contains("<img"), "{page}");
+    }
+    #[test]
+    fn every_section_has_a_link_and_those_without_content_are_left_out() {
+        let whole = render(&status());
+        let idle = render(&Status {
+            findings: Vec::new(),
+            changes: Vec::new(),
+            slowest: Vec::new(),
+            calls: Vec::new(),
+            clients: Vec::new(),
+            certificates: Vec::new(),
+            reads: Reads {
+                outcomes: Vec::new(),
+                ..status().reads
+            },
+            ..status()
+        });
+        for page in [&whole, &idle] {
+            let sections = page.matches("<section id=\"").count();
+            // The heading is the first one.
+            assert_eq!(page.matches("<a href=\"#").count() + 1, sections, "{page}");
+        }
+        for id in [
+            "findings",
+            "changes",
+            "reasons",
+            "slowest",
+            "calls",
+            "clients",
+            "certificates",
+        ] {
+            let section = format!("<section id=\"{id}\"");
+            assert!(whole.contains(&section), "{id} is missing");
+            assert!(!idle.contains(&section), "{id} is empty");
+        }
+        assert!(
+            idle.contains("<title>Healthy · node-1 · rangecache</title>"),
+            "{idle}"
+        );
     }
 }

@@ -59,8 +59,10 @@
       const response = await fetch("./", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
       if (!response.ok) throw new Error(`HTTP ${response.status}`);
       const text = await response.text();
-      const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
+      const page = new DOMParser().parseFromString(text, "text/html");
+      const fresh = page.querySelector("main");
       if (!fresh) throw new Error("no page");
+      document.title = page.title;
       children(main, fresh);
       stale.hidden = true;
       document.body.classList.remove("stale");

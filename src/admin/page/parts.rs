@@ -42,6 +42,15 @@ pub(super) fn time(at: &str, class: &str) -> Markup {
     html! { time class=(class) datetime=(at) { (clock) " UTC" } }
 }
 
+/// Time of `at`, with its date unless that is the date of `now`; both are RFC 3339, in whole seconds, UTC.
+pub(super) fn time_of(at: &str, now: &str) -> Markup {
+    let date = |time: &str| time.split_once('T').map(|(date, _)| date.to_owned());
+    html! {
+        @if date(at) != date(now) { (date(at).unwrap_or_default()) " " }
+        (time(at, ""))
+    }
+}
+
 /// Ratio in percent; 100 and 0 only if exact.
 pub(super) fn percent(ratio: f64) -> String {
     match ratio * 100.0 {
@@ -51,21 +60,56 @@ pub(super) fn percent(ratio: f64) -> String {
     }
 }
 
-/// Section with a heading.
-pub(super) fn section(id: &str, title: &str, content: &Markup) -> Markup {
-    html! {
-        section id=(id) aria-labelledby={ (id) "-title" } {
-            h2 id={ (id) "-title" } { (title) }
-            (content)
+/// Section of the page with its heading.
+#[derive(Debug)]
+pub(super) struct Section {
+    /// Id, for links and the style.
+    pub(super) id: &'static str,
+    /// Heading, and text of the link to the section.
+    pub(super) title: &'static str,
+    content: Markup,
+}
+
+impl Section {
+    pub(super) fn new(id: &'static str, title: &'static str, content: Markup) -> Section {
+        Section { id, title, content }
+    }
+
+    /// HTML of the section.
+    #[cfg(test)]
+    pub(super) fn render_whole(&self) -> String {
+        self.render().into_string()
+    }
+}
+
+impl Render for Section {
+    fn render(&self) -> Markup {
+        html! {
+            section id=(self.id) aria-labelledby={ (self.id) "-title" } {
+                h2 id={ (self.id) "-title" } { (self.title) }
+                (self.content)
+            }
         }
     }
 }
 
-/// Chart of all samples with the value at its upper edge and its axis of time.
+/// Links to the sections.
+pub(super) fn links(sections: &[Section]) -> Markup {
+    html! {
+        nav #sections aria-label="Sections" {
+            @for section in sections { a href={ "#" (section.id) } { (section.title) } " " }
+        }
+    }
+}
+
+/// Chart of all samples with the values at its edges and its axis of time.
 pub(super) fn plot(chart: &Chart, value: impl Fn(f64) -> String) -> Markup {
     html! {
         figure.plot {
-            span.top aria-hidden="true" { "peak " (value(chart.top)) }
+            span.top aria-hidden="true" {
+                "peak " (value(chart.top))
+                @if chart.bottom > 0.0 { ", logarithmic from " (value(chart.bottom)) }
+            }
             (PreEscaped(&chart.svg))
             figcaption aria-hidden="true" { span { "15 min ago" } span { "now" } }
         }
@@ -82,6 +126,13 @@ mod tests {
             Flags("<Raise --a-b, or (--c)").render().into_string(),
             "&lt;Raise <code class=\"flag\">--a-b</code>, or (<code class=\"flag\">--c</code>)"
         );
+    }
+
+    #[test]
+    fn time_of_another_day_has_its_date() {
+        let text = |at: &str| time_of(at, "2026-01-02T00:00:05Z").into_string();
+        assert!(text("2026-01-01T23:59:58Z").starts_with("2026-01-01 <time"));
+        assert!(text("2026-01-02T00:00:01Z").starts_with("<time"));
     }
 
     #[test]

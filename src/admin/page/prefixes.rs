@@ -1,16 +1,13 @@
 //! The section of the page about prefixes.
 
-use maud::{Markup, html};
+use maud::html;
 
-use super::parts::section;
+use super::parts::Section;
 use crate::admin::prefixes::PrefixStatus;
 use crate::diagnosis::format::{bytes, count, rate};
 
 /// The prefixes that cost most; nothing without mirrored keys.
-pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Markup {
-    if prefixes.is_empty() {
-        return html! {};
-    }
+pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
     let content = html! {
         div.scroll tabindex="0" role="region" aria-label="Prefixes" {
             table {
@@ -39,7 +36,7 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Markup {
             }
         }
     };
-    section("prefixes", "Prefixes", &content)
+    (!prefixes.is_empty()).then(|| Section::new("prefixes", "Prefixes", content))
 }
 
 fn size(of: &PrefixStatus) -> String {

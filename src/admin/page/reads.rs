@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, html};
 
 use super::charts::{self, Layer};
 use super::latency;
-use super::parts::{Flags, percent, plot, remedy, section, time};
+use super::parts::{Flags, Section, percent, plot, remedy, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
@@ -22,10 +22,11 @@ const SLOWEST_SHOWN: usize = 6;
 /// Samples per minute.
 const SAMPLES_PER_MINUTE: usize = 12;
 
-pub(super) fn reads(status: &Status) -> Markup {
+pub(super) fn reads(status: &Status) -> Section {
     let reads = &status.reads;
     let all = &status.samples.all;
-    let ratio = reads.memory_ratio.map_or("–".to_owned(), percent);
+    let ratio = reads.memory_ratio_last_minute.map_or("–".to_owned(), percent);
+    let window = long(window(status));
     let per_check = reads.per_quorum_check.map_or("–".to_owned(), rate);
     let layers = Source::ALL.map(|source| Layer {
         class: source.as_str(),
@@ -56,12 +57,16 @@ pub(super) fn reads(status: &Status) -> Markup {
     ];
     let content = html! {
         dl.figures {
-            (figure("reads-rate", "reads a second", &rate(reads.per_second)))
+            (figure("reads-rate", "reads per second", &rate(reads.per_second)))
             (figure("reads-memory", "of them from memory", &ratio))
+            @if reads.failed_per_second > 0.0 {
+                (figure("reads-failed", "failed reads per second", &rate(reads.failed_per_second)))
+            }
+            (figure("reads-check", "reads per quorum check", &per_check))
             (figure("reads-total", "reads since the start", &count(reads.since_start)))
-            (figure("reads-check", "reads a quorum check", &per_check))
         }
-        (chart(&layers, "Reads a second, by source"))
+        p.quiet { "Rates, shares and latencies are those of the last minute; charts and counts those of the last " (window) "." }
+        (chart(&layers, "Reads per second, by source"))
         ul.legend {
             @for source in Source::ALL {
                 li {
@@ -82,8 +87,9 @@ pub(super) fn reads(status: &Status) -> Markup {
             }
         }
         (by_minute(all))
+        (from_memory(status))
     };
-    section("reads", "Reads", &content)
+    Section::new("reads", "Reads", content)
 }
 
 fn figure(id: &str, title: &str, value: &str) -> Markup {
@@ -99,7 +105,7 @@ fn small_chart(title: &str, samples: &[Arc<ReadSample>], counter: Counter) -> Ma
         class: "plain",
         values,
     };
-    chart(&[layer], &format!("{title} a second"))
+    chart(&[layer], &format!("{title} per second"))
 }
 
 fn chart(layers: &[Layer<'_>], label: &str) -> Markup {
@@ -155,30 +161,38 @@ fn open_watches(samples: &[Arc<ReadSample>]) -> String {
     count(last.memory + last.etcd)
 }
 
-/// Reasons of reads that memory did not answer, and below them the reads that it answered.
-pub(super) fn reasons(status: &Status) -> Markup {
-    let is_memory = |read: &&OutcomeCount| {
-        matches!(
-            Source::from_outcome(read.outcome),
-            Source::Memory | Source::Waited
-        )
+/// Time that counts of reads cover.
+fn window(status: &Status) -> Duration {
+    Duration::from_secs_f64(status.reads.window_seconds.round().max(1.0))
+}
+
+/// Reads that memory answered, or those that it did not.
+fn outcomes(status: &Status, is_from_memory: bool) -> Vec<&OutcomeCount> {
+    let is_wanted = |read: &&OutcomeCount| {
+        let source = Source::from_outcome(read.outcome);
+        matches!(source, Source::Memory | Source::Waited) == is_from_memory
     };
-    let (memory, others): (Vec<_>, Vec<_>) = status.reads.outcomes.iter().partition(is_memory);
-    let window = long(Duration::from_secs_f64(
-        status.reads.window_seconds.round().max(1.0),
-    ));
-    let content = html! {
-        p.quiet { "Reads of the last " (window) " that memory did not answer." }
-        @match (others.is_empty(), memory.is_empty()) {
-            (true, true) => { p { "There were no reads." } }
-            (true, false) => { p { "None: memory answered every read." } }
-            _ => (by_reason(&others)),
-        }
+    status.reads.outcomes.iter().filter(is_wanted).collect()
+}
+
+/// Reads that memory answered, by reason; nothing without such reads.
+fn from_memory(status: &Status) -> Markup {
+    let memory = outcomes(status, true);
+    html! {
         @if !memory.is_empty() {
             details { summary { "Reads that memory answered" } (by_reason(&memory)) }
         }
+    }
+}
+
+/// Reasons of reads that memory did not answer; nothing if it answered all.
+pub(super) fn reasons(status: &Status) -> Option<Section> {
+    let others = outcomes(status, false);
+    let content = html! {
+        p.quiet { "Reads of the last " (long(window(status))) " that memory did not answer." }
+        (by_reason(&others))
     };
-    section("reasons", "Why not from memory", &content)
+    (!others.is_empty()).then(|| Section::new("reasons", "Why not from memory", content))
 }
 
 /// List of the reasons with all outcomes of each, the most frequent reason first.
@@ -217,7 +231,7 @@ fn code(outcome: Outcome) -> Markup {
     html! { code { (outcome) "{" (reason) "}" } }
 }
 
-pub(super) fn slowest(slowest: &[SlowCall]) -> Markup {
+pub(super) fn slowest(slowest: &[SlowCall]) -> Option<Section> {
     let longest_seconds = slowest.first().map_or(0.0, |call| call.total_seconds);
     let (shown, more) = slowest.split_at(slowest.len().min(SLOWEST_SHOWN));
     let list = |calls: &[SlowCall]| {
@@ -227,16 +241,12 @@ pub(super) fn slowest(slowest: &[SlowCall]) -> Markup {
     };
     let content = html! {
         p.quiet { "Of the last five minutes, from a read's arrival to the last byte of its response." }
-        @if slowest.is_empty() {
-            p { "There were none." }
-        } @else {
-            (list(shown))
-            @if !more.is_empty() {
-                details { summary { (more.len()) " more" } (list(more)) }
-            }
+        (list(shown))
+        @if !more.is_empty() {
+            details { summary { (more.len()) " more" } (list(more)) }
         }
     };
-    section("slowest", "Slowest reads", &content)
+    (!slowest.is_empty()).then(|| Section::new("slowest", "Slowest reads", content))
 }
 
 /// List item of a call; its bar is proportional to the slowest call's.

@@ -3,17 +3,17 @@
 use maud::{Markup, PreEscaped, html};
 
 use super::charts;
-use super::parts::{percent, section};
+use super::parts::{Section, percent};
 use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus, Status};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 
-pub(super) fn mirrors(status: &Status) -> Markup {
+pub(super) fn mirrors(status: &Status) -> Section {
     let cards = html! {
         ul.cards { @for mirror in &status.mirrors { (card_of_mirror(mirror)) } }
     };
-    section("mirrors", "Mirrors", &cards)
+    Section::new("mirrors", "Mirrors", cards)
 }
 
 fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
@@ -43,14 +43,14 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 (pair("behind etcd by", &lag))
                 (pair("keys", &count(mirror.keys)))
                 (pair("memory", &bytes(mirror.memory_bytes)))
-                (pair("of it plain values", &bytes(plain_bytes(mirror))))
-                (pair("of it packed values", &packed_in_words(mirror)))
+                (part("plain values", &bytes(plain_bytes(mirror))))
+                (part("packed values", &packed_in_words(mirror)))
+                (part("index", &bytes(mirror.index_bytes)))
+                (part("past revisions", &bytes(mirror.history_bytes)))
+                (pair("memory kept for slow readers", &bytes(mirror.held_bytes)))
                 @if mirror.not_held_bytes > 0 {
                     (pair("values only in etcd", &bytes(mirror.not_held_bytes)))
                 }
-                (pair("of it the index", &bytes(mirror.index_bytes)))
-                (pair("of it past revisions", &bytes(mirror.history_bytes)))
-                (pair("kept by slow readers", &bytes(mirror.held_bytes)))
                 (pair("readable from revision", &number(mirror.oldest_revision)))
                 (pair("events applied", &count(mirror.events)))
                 @if mirror.reason.is_some() {
@@ -85,6 +85,11 @@ pub(super) fn pair(title: &str, value: &str) -> Markup {
     html! { div { dt { (title) } dd { (value) } } }
 }
 
+/// Pair for a part of the figure before it.
+fn part(title: &str, value: &str) -> Markup {
+    html! { div.part { dt { (title) } dd { (value) } } }
+}
+
 fn stretch_class(reason: Option<Reason>) -> &'static str {
     match reason {
         None => "good",
@@ -109,11 +114,11 @@ fn timeline_in_words(mirror: &MirrorStatus) -> String {
     )
 }
 
-pub(super) fn endpoints(endpoints: &[EndpointStatus]) -> Markup {
+pub(super) fn endpoints(endpoints: &[EndpointStatus]) -> Section {
     let cards = html! {
         ul.cards { @for endpoint in endpoints { (card_of_endpoint(endpoint)) } }
     };
-    section("endpoints", "etcd", &cards)
+    Section::new("endpoints", "Members of etcd", cards)
 }
 
 fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
@@ -141,17 +146,26 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
                 (pair("role", role))
                 (pair("connections", &connections))
                 (pair("calls in flight", &count(endpoint.calls as u64)))
-                (pair("RangeStream", endpoint.no_range_stream.map_or("yes", |_| "no")))
+                (pair("RangeStream", range_stream_in_words(endpoint)))
             }
         }
     }
 }
 
-pub(super) fn budgets(budgets: &[Budget]) -> Markup {
+/// Whether the endpoint has RangeStream, which only its version says.
+fn range_stream_in_words(endpoint: &EndpointStatus) -> &'static str {
+    match (endpoint.no_range_stream, &endpoint.version) {
+        (Some(_), _) => "no",
+        (None, Some(_)) => "yes",
+        (None, None) => "not known",
+    }
+}
+
+pub(super) fn budgets(budgets: &[Budget]) -> Section {
     let list = html! {
         dl.budgets { @for budget in budgets { (row_of_budget(budget)) } }
     };
-    section("budgets", "Bounds", &list)
+    Section::new("budgets", "Limits", list)
 }
 
 fn row_of_budget(budget: &Budget) -> Markup {
@@ -172,7 +186,7 @@ fn row_of_budget(budget: &Budget) -> Markup {
     }
 }
 
-pub(super) fn gates(gates: &[GateStatus]) -> Markup {
+pub(super) fn gates(gates: &[GateStatus]) -> Section {
     let list = html! {
         dl.gates {
             @for gate in gates {
@@ -186,7 +200,7 @@ pub(super) fn gates(gates: &[GateStatus]) -> Markup {
             }
         }
     };
-    section("gates", "Gates", &list)
+    Section::new("gates", "Capabilities of etcd", list)
 }
 
 #[cfg(test)]
@@ -227,22 +241,25 @@ mod tests {
     fn memory_of_a_mirror_is_divided_into_what_takes_it() {
         let html = card(&mirror());
         for (title, value) in [
-            ("of it plain values", "4 MiB"),
-            ("of it packed values", "2 MiB for 6 MiB"),
-            ("values only in etcd", "5 MiB"),
-            ("of it the index", "3 MiB"),
-            ("of it past revisions", "1 MiB"),
+            ("plain values", "4 MiB"),
+            ("packed values", "2 MiB for 6 MiB"),
+            ("index", "3 MiB"),
+            ("past revisions", "1 MiB"),
         ] {
-            let pair = pair(title, value).into_string();
-            assert!(html.contains(&pair), "{title}: {html}");
+            let part = part(title, value).into_string();
+            assert!(html.contains(&part), "{title}: {html}");
         }
+        assert!(
+            html.contains(&pair("values only in etcd", "5 MiB").into_string()),
+            "{html}"
+        );
         let plain = MirrorStatus {
             packed_bytes: 0,
             packed_encoded_bytes: 0,
             not_held_bytes: 0,
             ..mirror()
         };
-        assert!(card(&plain).contains(&pair("of it packed values", "none").into_string()));
+        assert!(card(&plain).contains(&part("packed values", "none").into_string()));
         assert!(!card(&plain).contains("only in etcd"));
         // Figures of different moments.
         let odd = MirrorStatus {
@@ -250,6 +267,32 @@ mod tests {
             ..mirror()
         };
         assert_eq!(plain_bytes(&odd), 0);
+    }
+
+    #[test]
+    fn range_stream_of_a_member_that_was_never_reached_is_not_known() {
+        let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
+            url: "http://etcd:2379".to_owned(),
+            version: version.map(str::to_owned),
+            role: "unknown",
+            is_connected: false,
+            is_healthy: false,
+            is_avoided: false,
+            connections: 0,
+            connections_wanted: 8,
+            calls: 0,
+            last_error: "refused".to_owned(),
+            no_range_stream,
+        };
+        for (endpoint, text) in [
+            (endpoint(None, None), "not known"),
+            (endpoint(Some("3.7.3"), None), "yes"),
+            (endpoint(Some("3.6.1"), Some("too_old")), "no"),
+        ] {
+            let html = card_of_endpoint(&endpoint).into_string();
+            let pair = pair("RangeStream", text).into_string();
+            assert!(html.contains(&pair), "{html}");
+        }
     }
 
     #[test]

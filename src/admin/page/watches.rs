@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::charts::{self, Layer};
-use super::parts::{plot, section};
+use super::parts::{Section, plot};
 use super::state::pair;
 use crate::admin::status::model::{Status, WatchStatus};
 use crate::admin::status::samples::OpenWatches;
@@ -11,7 +11,7 @@ use crate::diagnosis::format::{bytes, count, counted, rate};
 use crate::diagnosis::reasons::explain_reason;
 
 /// Open watch streams over time by what serves them, and how memory serves its own.
-pub(super) fn watches(status: &Status) -> Markup {
+pub(super) fn watches(status: &Status) -> Section {
     let watches = &status.watches;
     let layer = |class, of: fn(OpenWatches) -> u64| Layer {
         class,
@@ -42,7 +42,7 @@ pub(super) fn watches(status: &Status) -> Markup {
         (plot(&charts::stacked(&layers, "Open watch streams, by what serves them"), rate))
         (details(watches))
     };
-    section("watches", "Watches", &content)
+    Section::new("watches", "Watches", content)
 }
 
 /// Figures of the streams that memory serves, and the reasons why etcd serves the others; nothing if memory has served

@@ -2,6 +2,7 @@
 //! mirror or a read waits for.
 
 pub(super) mod certificates;
+pub(super) mod changes;
 pub(super) mod clients;
 pub(super) mod model;
 pub(super) mod reads;
@@ -87,6 +88,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         ready: readiness::is_ready(handles),
         forward_all: handles.mirrors.forwards_all(),
         findings,
+        changes: changes::changes(handles),
         reads,
         slowest: slowest::list(&handles.telemetry.slowest.list(), &handles.mirrors),
         mirrors,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
+use super::changes::ChangeStatus;
 use super::clients::ClientStatus;
 use super::samples::{OpenWatches, ReadSample};
 use crate::admin::prefixes::PrefixStatus;
@@ -39,6 +40,8 @@ pub(crate) struct Status {
     pub(crate) forward_all: bool,
     /// Findings, the worst first.
     pub(crate) findings: Vec<Finding>,
+    /// Changes of mirrors, members, flags and memory, the newest first.
+    pub(crate) changes: Vec<ChangeStatus>,
     pub(crate) reads: Reads,
     /// Slowest calls of the last minutes, the slowest first.
     pub(crate) slowest: Vec<SlowCall>,
@@ -83,6 +86,10 @@ pub(crate) struct FlagStatus {
 pub(crate) struct Reads {
     pub(crate) since_start: u64,
     pub(crate) per_second: f64,
+    /// Reads that failed without etcd's response.
+    pub(crate) failed_per_second: f64,
+    /// Part of the answered and failed reads of the last minute that memory answered; `null` without reads.
+    pub(crate) memory_ratio_last_minute: Option<f64>,
     /// Calls other than reads.
     pub(crate) other_calls_per_second: f64,
     /// Events that mirrors applied.
@@ -95,7 +102,7 @@ pub(crate) struct Reads {
     pub(crate) latency_by_etcd: Option<Latency>,
     /// Seconds that the following figures cover: fifteen minutes, or less after a start.
     pub(crate) window_seconds: f64,
-    /// Part of the answered reads that memory answered; `null` without reads.
+    /// Part of the answered and failed reads that memory answered; `null` without reads.
     pub(crate) memory_ratio: Option<f64>,
     /// Reads by outcome, the most frequent first.
     pub(crate) outcomes: Vec<OutcomeCount>,

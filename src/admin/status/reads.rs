@@ -16,14 +16,6 @@ const RATE_WINDOW: Duration = Duration::from_secs(60);
 #[allow(clippy::cast_precision_loss, reason = "ratios and rates show magnitudes")]
 pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Reads {
     let outcomes = outcomes(samples);
-    let answered_by = |sources: &[Source]| -> u64 {
-        let counted = outcomes
-            .iter()
-            .filter(|read| sources.contains(&Source::from_outcome(read.outcome)));
-        counted.map(|read| read.count).sum()
-    };
-    let memory = answered_by(&[Source::Memory, Source::Waited]);
-    let answered = memory + answered_by(&[Source::Etcd]);
     let latest = latest(samples);
     let seconds: f64 = latest.iter().map(|sample| sample.seconds).sum();
     let sum = |counter: fn(&ReadCounts) -> u64| {
@@ -34,6 +26,8 @@ pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Rea
     Reads {
         since_start: counts.total(),
         per_second: rate(ReadCounts::total),
+        failed_per_second: rate(|added| added.by_source(Source::Failed)),
+        memory_ratio_last_minute: memory_ratio(latest.iter().copied()),
         other_calls_per_second: rate(|added| added.forwarded),
         events_per_second: rate(|added| added.events),
         quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
@@ -41,9 +35,22 @@ pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Rea
         latency_from_memory: latency(&latest, |added| &added.latency.memory),
         latency_by_etcd: latency(&latest, |added| &added.latency.etcd),
         window_seconds: samples.iter().map(|sample| sample.seconds).sum(),
-        memory_ratio: (answered > 0).then(|| memory as f64 / answered as f64),
+        memory_ratio: memory_ratio(samples),
         outcomes,
     }
+}
+
+/// Part of the answered and failed reads that memory answered; `None` without such reads.
+#[allow(clippy::cast_precision_loss, reason = "a ratio shows a magnitude")]
+fn memory_ratio<'a>(samples: impl IntoIterator<Item = &'a Arc<ReadSample>>) -> Option<f64> {
+    let (mut memory, mut all) = (0, 0);
+    for sample in samples {
+        let by = |source| sample.added.by_source(source);
+        let from_memory = by(Source::Memory) + by(Source::Waited);
+        memory += from_memory;
+        all += from_memory + by(Source::Etcd) + by(Source::Failed);
+    }
+    (all > 0).then(|| memory as f64 / all as f64)
 }
 
 /// Reads by outcome, the most frequent first; outcomes without reads are left out.
@@ -162,7 +169,7 @@ pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
 mod tests {
     use super::*;
     use rangecache_base::telemetry::Reason;
-    use rangecache_base::telemetry::outcome::Read;
+    use rangecache_base::telemetry::outcome::{Failure, Read};
 
     fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<ReadSample> {
         Arc::new(ReadSample {
@@ -184,8 +191,21 @@ mod tests {
         let reads = summarize(&samples[1].added, &samples);
         assert!((reads.per_second - 3.0).abs() < 1e-9, "{reads:?}");
         assert_eq!(reads.memory_ratio, Some(0.5));
+        assert!((reads.memory_ratio_last_minute.unwrap() - 2.0 / 3.0).abs() < 1e-9);
         assert_eq!(reads.outcomes.len(), 2);
         assert_eq!(reads.per_quorum_check, None);
+    }
+
+    #[test]
+    fn reads_that_fail_during_an_outage_are_not_among_those_from_memory() {
+        let failed = Outcome::Failed(Failure::NoEndpoint);
+        let mut outage = ReadSample::clone(&sample(60.0, 0, 0, None));
+        outage.added.reads = vec![(failed, 120)];
+        let samples = [sample(60.0, 120, 0, None), Arc::new(outage)];
+        let reads = summarize(&samples[1].added, &samples);
+        assert_eq!(reads.memory_ratio_last_minute, Some(0.0));
+        assert_eq!(reads.memory_ratio, Some(0.5));
+        assert!((reads.failed_per_second - 2.0).abs() < 1e-9, "{reads:?}");
     }
 
     #[test]

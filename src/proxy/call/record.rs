@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use tokio::time::Instant;
 
-use super::access::AccessCall;
+use super::access::{AccessCall, logged_prefix};
 use super::head::CallHead;
 use super::spans::{CreateSpans, Trace};
 use crate::proxy::metrics::ProxyTelemetry;
@@ -20,7 +20,7 @@ use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
-use rangecache_base::telemetry::clients::{ClientCall, ClientStats};
+use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
 use rangecache_base::telemetry::metrics::{Code, Source};
 use rangecache_base::telemetry::outcome::Kind;
 use rangecache_base::telemetry::trace::SpanContext;
@@ -49,6 +49,8 @@ pub(in crate::proxy) struct CallRecord {
     access: Option<Box<AccessCall>>,
     /// `None` if it is not sampled.
     trace: Option<Box<Trace>>,
+    /// Span of a read in the log; `None` if its lines are not logged.
+    log_span: Option<Box<tracing::Span>>,
     /// `None` unless it is a read.
     read: Option<Kind>,
     /// When the handler of a read began; of another call, when that arrived.
@@ -113,6 +115,7 @@ impl CallRecord {
             client,
             access: None,
             trace: None,
+            log_span: None,
             read: None,
             begun: arrived,
             proven: None,
@@ -166,6 +169,16 @@ impl CallRecord {
         self.begun = Instant::now();
     }
 
+    /// Name of the client that makes the call.
+    pub(in crate::proxy) fn client_name(&self) -> &ClientName {
+        self.client.client().name()
+    }
+
+    /// Logs what follows of a read in `span`, to which its prefix is added.
+    pub(in crate::proxy) fn log_in(&mut self, span: tracing::Span) {
+        self.log_span = Some(Box::new(span));
+    }
+
     /// When the handler of a read began.
     pub(in crate::proxy) fn begun(&self) -> Instant {
         self.begun
@@ -179,6 +192,10 @@ impl CallRecord {
     /// Records what a read asks for.
     pub(in crate::proxy) fn record_query(&mut self, query: &RangeQuery) {
         self.revisions.asked = query.revision;
+        if let Some(span) = &self.log_span {
+            let prefix = logged_prefix(&query.key, &query.range_end);
+            span.record("prefix", &*String::from_utf8_lossy(prefix));
+        }
         if let Some(access) = &mut self.access {
             access.record_query(query);
         }
@@ -425,7 +442,10 @@ impl CallRecord {
         self.first_byte = Some(total);
         let outcome = self.outcome;
         let (label, reason) = outcome.labels();
+        // The head of a response is sent, and a call is cancelled, outside of the read's span.
+        let entered = self.log_span.as_ref().map(|span| span.enter());
         tracing::debug!(outcome = label, reason, waited = ?waited, total = ?total, "read finished");
+        drop(entered);
         let reads = &self.telemetry.metrics.reads;
         reads.record(kind, outcome, waited, total);
         if outcome.is_from_memory()

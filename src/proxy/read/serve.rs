@@ -1,9 +1,11 @@
 //! [`serve`]: one read, from its request to the head of its response, whatever its wire format.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use http::{Request, Response};
 use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
-use tracing::Instrument;
+use tracing::{Instrument, field};
 
 use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
@@ -106,14 +108,28 @@ pub(in crate::proxy) async fn serve<W: WireFormat>(
     record: &mut CallRecord,
 ) -> CallResult {
     record.begin_read(W::KIND);
-    let span = tracing::debug_span!("read", kind = ?W::KIND);
+    // Of a disabled span no field is evaluated.
+    let span = tracing::debug_span!(
+        "read",
+        id = next_id(),
+        kind = ?W::KIND,
+        client = %record.client_name(),
+        prefix = field::Empty
+    );
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
         return handle::<W>(client, fields, request, call, record).await;
     }
+    record.log_in(span.clone());
     handle::<W>(client, fields, request, call, record)
         .instrument(span)
         .await
+}
+
+/// Number of a read in the log, so that its lines can be joined; from 1.
+fn next_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
 }
 
 async fn handle<W: WireFormat>(

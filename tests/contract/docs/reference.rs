@@ -1,9 +1,10 @@
-//! The tables of docs/reference, which `make reference` writes from the declarations of flags and metrics.
+//! The tables of docs/reference, which `make reference` writes from the declarations of flags, metrics and findings.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
+use rangecache::diagnosis::FindingId;
 
 use super::{product, read, root};
 
@@ -18,6 +19,7 @@ fn reference_pages_are_generated() {
     for (path, table) in [
         ("docs/reference/flags.md", flags()),
         ("docs/reference/metrics.md", metrics()),
+        ("docs/reference/findings.md", findings()),
     ] {
         let page = read(path);
         let (before, rest) = page.split_once(BEGIN).unwrap();
@@ -183,4 +185,67 @@ fn metrics() -> String {
         writeln!(table, "| `{name}` | {labels} | {measures} | {useful} |").unwrap();
     }
     table
+}
+
+/// Table of every finding, in the order of its declaration.
+fn findings() -> String {
+    let mut table = "| id | reported by | level | meaning | what to do |\n|---|---|---|---|---|\n".to_owned();
+    for id in FindingId::ALL {
+        let by: Vec<_> = id.reported_by().iter().map(|by| by.as_str()).collect();
+        let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
+        let remedy = sentence(id.remedy());
+        let cells = [&by.join(", "), &severities.join(", "), id.meaning(), &remedy];
+        writeln!(table, "| `{}` | {} |", id.as_str(), cells.join(" | ")).unwrap();
+    }
+    table
+}
+
+/// `text` with a capital at its begin and a full stop at its end.
+fn sentence(text: &str) -> String {
+    let mut letters = text.chars();
+    match letters.next() {
+        None => String::new(),
+        Some(first) if text.starts_with("etcd") || text.starts_with("rangecache") => {
+            format!("{first}{}.", letters.as_str().trim_end_matches('.'))
+        }
+        Some(first) => format!(
+            "{}{}.",
+            first.to_uppercase(),
+            letters.as_str().trim_end_matches('.')
+        ),
+    }
+}
+
+/// Every declared finding is reported somewhere, and by the rooms that its declaration names.
+#[test]
+fn every_finding_is_reported_by_the_rooms_that_it_names() {
+    let mut shared = String::new();
+    let (mut status, mut doctor) = (String::new(), String::new());
+    for path in product() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        // Tests may name any.
+        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
+        if name.starts_with("src/admin/") {
+            status.push_str(text);
+        } else if name.starts_with("src/doctor/") {
+            doctor.push_str(text);
+        } else if name.starts_with("src/diagnosis/") {
+            shared.push_str(text);
+        }
+    }
+    let names = |text: &str, id: &FindingId| {
+        let name = format!("FindingId::{}", id.name());
+        let mut ends = text.match_indices(&name).map(|(at, _)| &text[at + name.len()..]);
+        ends.any(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric()))
+    };
+    for id in FindingId::ALL {
+        let by: Vec<_> = id.reported_by().iter().map(|by| by.as_str()).collect();
+        if names(&shared, id) {
+            continue;
+        }
+        for (room, text) in [("status", &status), ("doctor", &doctor)] {
+            assert_eq!(names(text, id), by.contains(&room), "{id:?} in {room}");
+        }
+    }
 }

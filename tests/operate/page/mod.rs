@@ -270,6 +270,7 @@ async fn page_without_scripts_shows_the_status_data() {
     assert_eq!(text_of(&tags, "watches-etcd"), "1");
     for section in [
         "headline",
+        "changes",
         "reads",
         "reasons",
         "slowest",
@@ -287,7 +288,7 @@ async fn page_without_scripts_shows_the_status_data() {
     for words in [
         "not mirrored",
         "--cache-prefix",
-        "All is well.",
+        "<strong>Healthy.</strong>",
         "role</dt><dd>leader",
         "All 2 mirrors are in service",
     ] {
@@ -433,7 +434,7 @@ async fn problems_are_shown_with_a_remedy() {
     assert_eq!(status["endpoints"][0]["role"], "unknown");
     let page = rangecache.admin("/").await.body;
     tags(&page);
-    for words in ["Something is wrong.", "etcd cannot be reached", "not connected"] {
+    for words in ["<strong>Unhealthy (", "etcd cannot be reached", "not connected"] {
         assert!(page.contains(words), "{words} not in\n{page}");
     }
 }

@@ -20,8 +20,8 @@ pub struct LogConfig {
     /// Level of rangecache's own lines: error, warn, info, debug or trace, also per module: info,rangecache::mirror=debug.
     /// Libraries log warnings, and more only if they are named: info,h2=debug
     ///
-    /// When to change it: `debug` logs the phases of each read, at a cost. A level alone means rangecache's own
-    /// lines, with the warnings of libraries; lines of libraries only if they are named: `info,h2=debug`
+    /// When to change it: `debug` logs the phases of each read, with its number (`id`), client and prefix, at a cost. A level alone
+    /// means rangecache's own lines, with the warnings of libraries; lines of libraries only if they are named: `info,h2=debug`
     #[arg(long = "log-level", value_name = "LEVEL", default_value = "info")]
     pub level: String,
 }

@@ -33,7 +33,8 @@ pub fn init(level: &str, is_json: bool) -> LogLevel {
         let json = format()
             .json()
             .flatten_event(true)
-            .with_current_span(false)
+            // Joins the lines of one read.
+            .with_current_span(true)
             .with_span_list(false);
         let fields = format::JsonFields::new();
         let builder = builder

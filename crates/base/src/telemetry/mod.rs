@@ -1,7 +1,7 @@
 //! Metrics, logs, traces, outcomes of Range calls, and the slowest calls.
 //!
 //! No values are recorded here, and keys only as the prefixes that the operator configured, except in the access log,
-//! which contains prefixes of requests, and keys on request (I10). Uses `net` and the table of methods in `grpc`;
+//! in traces and in lines of level debug, which contain prefixes of requests, and in the access log keys on request (I10). Uses `net` and the table of methods in `grpc`;
 //! `otlp`, a room above, exports the spans.
 //!
 //! | file | contents |
@@ -11,6 +11,7 @@
 //! | `clients` | clients: who they are, and what they cost |
 //! | `prefixes` | reads, writes and watches by prefix |
 //! | `calls` | the slowest calls of the last minutes |
+//! | `state_changes` | the newest changes of state |
 //! | `exposition` | the text formats of `/metrics` |
 //! | `access_log` | a line of JSON for each call |
 //! | `trace` | sampling and spans |
@@ -28,6 +29,7 @@ pub mod metrics;
 pub mod outcome;
 pub mod prefixes;
 mod repeated_lines;
+pub mod state_changes;
 pub mod trace;
 
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use clients::ClientRegistry;
 pub use flags::{AccessLogConfig, LogConfig, LogFormat, TraceConfig};
 pub use metrics::Metrics;
 pub use outcome::{Outcome, Reason};
+use state_changes::StateChanges;
 use trace::Tracer;
 
 /// The handles of telemetry: metrics, spans, the slowest calls and the clients. Shared behind an `Arc`.
@@ -53,6 +56,8 @@ pub struct Telemetry {
     pub slowest: Slowest,
     /// Clients of the proxy.
     pub clients: ClientRegistry,
+    /// The newest changes of mirrors and flags.
+    pub state_changes: Arc<StateChanges>,
 }
 
 impl Telemetry {
@@ -70,6 +75,7 @@ impl Telemetry {
             access_log,
             slowest: Slowest::default(),
             clients,
+            state_changes: Arc::default(),
         }
     }
 }

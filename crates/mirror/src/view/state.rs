@@ -34,7 +34,8 @@ use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
 use etcd_store::cache::{AtError, Change, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::telemetry::prefixes::PrefixCounters;
-use rangecache_base::telemetry::{Metrics, Reason};
+use rangecache_base::telemetry::state_changes::StateChanges;
+use rangecache_base::telemetry::{Reason, Telemetry};
 
 /// Keys at one revision; immutable.
 #[derive(Clone, Debug)]
@@ -169,6 +170,8 @@ pub struct Mirror {
     loading_bytes: AtomicU64,
     /// Time of the feed's last progress request, in nanoseconds since `born`; 0 before the first.
     progress_requested_nanos: AtomicU64,
+    /// The newest changes of all mirrors.
+    changes_of_service: Arc<StateChanges>,
 }
 
 impl std::fmt::Debug for Mirror {
@@ -181,8 +184,9 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    pub(crate) fn new(scope: Scope, cluster_state: Arc<ClusterState>, metrics: &Metrics) -> Mirror {
+    pub(crate) fn new(scope: Scope, cluster_state: Arc<ClusterState>, telemetry: &Telemetry) -> Mirror {
         let name = scope.name();
+        let metrics = &telemetry.metrics;
         Mirror {
             metrics: metrics.group::<MirrorsMetrics>().of(&name),
             prefixes: metrics.group::<PrefixMetrics>().counters.clone(),
@@ -213,6 +217,7 @@ impl Mirror {
             held_views: Arc::default(),
             loading_bytes: AtomicU64::new(0),
             progress_requested_nanos: AtomicU64::new(0),
+            changes_of_service: Arc::clone(&telemetry.state_changes),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::view::{Mirror, ReaderEnd};
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
-use rangecache_base::telemetry::{Metrics, Reason};
+use rangecache_base::telemetry::{Reason, Telemetry};
 
 /// Bound on what must happen.
 const SOON: Duration = Duration::from_secs(60);
@@ -35,7 +35,7 @@ impl Bench {
         let mirror = Mirror::new(
             Scope::prefix(b""),
             Arc::clone(&cluster_state),
-            &Metrics::default(),
+            &Telemetry::default(),
         );
         let mirror = Arc::new(mirror);
         let hub = Arc::<WatchHub>::default();

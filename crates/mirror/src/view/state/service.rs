@@ -14,6 +14,7 @@ use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Entry, Repacked, Store, Tree, Unpacker};
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::state_changes::ChangeKind;
 
 /// Changes that were not applied, and the indexes of those that replace a value that is not held, without bringing it.
 #[derive(Debug)]
@@ -88,6 +89,11 @@ impl Mirror {
         contents.no_leader_since = None;
         let revision = contents.loaded.as_ref().ok_or(StaleEpoch)?.store.revision();
         contents.resumed_at.get_or_insert(revision);
+        if self.revision().is_err() {
+            let details = format!("revision {revision}");
+            self.changes_of_service
+                .record(ChangeKind::MirrorInService, &self.name, details);
+        }
         self.publish(&contents)
     }
 
@@ -356,6 +362,10 @@ impl Mirror {
 
     fn set_out(&self, reason: Reason, last: Option<View>) {
         self.metrics.in_service.set(0);
+        if self.revision() != Err(reason) {
+            self.changes_of_service
+                .record(ChangeKind::MirrorOutOfService, &self.name, reason.as_str());
+        }
         self.state.store(Arc::new(State::Out { reason, last }));
         self.changed.send_replace(());
     }
@@ -405,11 +415,11 @@ mod tests {
     use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{HistoryLimits, Packing, Tree};
     use etcd_store::keyspace::scope::Scope;
-    use rangecache_base::telemetry::Metrics;
+    use rangecache_base::telemetry::Telemetry;
 
     /// A mirror of everything, loaded at revision 10, without a feed.
     fn loaded() -> Mirror {
-        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Telemetry::default());
         mirror.fill(mirror.epoch(), store(10)).unwrap();
         mirror
     }
@@ -466,7 +476,7 @@ mod tests {
 
     #[test]
     fn change_of_a_damaged_value_ends_the_epoch_and_shows_nothing() {
-        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Telemetry::default());
         let entries = ["a", "b"].map(|key| KeyValue::new(key, 10, vec![b'v'; 1000]).entry());
         let mut tree = Tree::load(entries, Packing::Always);
         tree.damage();

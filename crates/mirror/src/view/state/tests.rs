@@ -7,7 +7,8 @@ use super::*;
 use crate::history::Verdict;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, Entry, HistoryLimits};
-use rangecache_base::telemetry::Metrics;
+use rangecache_base::telemetry::Telemetry;
+use rangecache_base::telemetry::state_changes::ChangeKind;
 
 /// Bound on what must happen at once.
 const SOON: Duration = Duration::from_secs(20);
@@ -17,7 +18,7 @@ const LOADED: i64 = 10;
 type Model = BTreeMap<Vec<u8>, i64>;
 
 fn mirror() -> Arc<Mirror> {
-    let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Metrics::default());
+    let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &Telemetry::default());
     Arc::new(mirror)
 }
 
@@ -47,6 +48,34 @@ fn mirror_up_to(last: i64) -> Arc<Mirror> {
         put(&mirror, usize::try_from(revision).unwrap() % 7, revision);
     }
     mirror
+}
+
+#[test]
+fn changes_of_service_are_recorded_once_with_revision_and_reason() {
+    let telemetry = Telemetry::default();
+    let mirror = Mirror::new(Scope::prefix(b""), Arc::default(), &telemetry);
+    load(&mirror, LOADED);
+    put(&mirror, 1, LOADED + 1);
+    // Each attempt to resume that fails loses the feed again.
+    mirror.lose_feed(mirror.epoch(), false).unwrap();
+    mirror.lose_feed(mirror.epoch(), false).unwrap();
+    mirror.put_in_service(mirror.epoch()).unwrap();
+    mirror.put_in_service(mirror.epoch()).unwrap();
+    mirror.replace_history(0);
+    let changes = telemetry.state_changes.list();
+    let changes: Vec<_> = changes
+        .iter()
+        .map(|change| (change.kind, change.details.as_str()))
+        .collect();
+    assert_eq!(
+        changes,
+        [
+            (ChangeKind::MirrorInService, "revision 10"),
+            (ChangeKind::MirrorOutOfService, "feed_lost"),
+            (ChangeKind::MirrorInService, "revision 11"),
+            (ChangeKind::MirrorOutOfService, "history_replaced"),
+        ]
+    );
 }
 
 #[tokio::test(start_paused = true)]

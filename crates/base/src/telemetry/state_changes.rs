@@ -1,0 +1,120 @@
+//! Changes of state that operators look for after an alert: the newest ones, in memory.
+
+use std::collections::VecDeque;
+use std::time::SystemTime;
+
+use parking_lot::Mutex;
+
+/// Number of changes that are kept.
+pub const KEPT: usize = 32;
+/// Longest details that are kept, in bytes; the rest of longer ones is cut off.
+const MAX_DETAILS_BYTES: usize = 200;
+
+/// What has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// A mirror is in service, from the revision in the details.
+    MirrorInService,
+    /// A mirror is out of service, for the reason in the details.
+    MirrorOutOfService,
+    /// A member of etcd is healthy.
+    MemberHealthy,
+    /// A member is not healthy.
+    MemberUnhealthy,
+    /// The connection that checks a member's health was lost.
+    MemberLost,
+    /// A reload has changed a flag.
+    FlagChanged,
+    /// The flags could not be reloaded.
+    FlagsRefused,
+    /// An operator has switched memory off.
+    MemoryOff,
+    /// An operator has switched memory on again.
+    MemoryOn,
+}
+
+impl ChangeKind {
+    /// Name in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ChangeKind::MirrorInService => "mirror_in_service",
+            ChangeKind::MirrorOutOfService => "mirror_out_of_service",
+            ChangeKind::MemberHealthy => "member_healthy",
+            ChangeKind::MemberUnhealthy => "member_unhealthy",
+            ChangeKind::MemberLost => "member_lost",
+            ChangeKind::FlagChanged => "flag_changed",
+            ChangeKind::FlagsRefused => "flags_refused",
+            ChangeKind::MemoryOff => "memory_off",
+            ChangeKind::MemoryOn => "memory_on",
+        }
+    }
+}
+
+/// A change of state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateChange {
+    /// Time of the change.
+    pub at: SystemTime,
+    /// What has changed.
+    pub kind: ChangeKind,
+    /// Mirror, endpoint or flag; empty if it is the whole process.
+    pub subject: String,
+    /// Revision, reason or error; may be empty.
+    pub details: String,
+}
+
+/// The newest [`KEPT`] changes.
+#[derive(Debug, Default)]
+pub struct StateChanges(Mutex<VecDeque<StateChange>>);
+
+impl StateChanges {
+    /// Records a change that happens now. The oldest one makes room.
+    pub fn record(&self, kind: ChangeKind, subject: impl Into<String>, details: impl Into<String>) {
+        let mut details = details.into();
+        if details.len() > MAX_DETAILS_BYTES {
+            let end = (0..=MAX_DETAILS_BYTES)
+                .rev()
+                .find(|end| details.is_char_boundary(*end));
+            details.truncate(end.unwrap_or(0));
+        }
+        let change = StateChange {
+            at: SystemTime::now(),
+            kind,
+            subject: subject.into(),
+            details,
+        };
+        let mut kept = self.0.lock();
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(change);
+    }
+
+    /// The changes, the oldest first.
+    #[must_use]
+    pub fn list(&self) -> Vec<StateChange> {
+        self.0.lock().iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_changes_are_kept_with_bounded_details() {
+        let changes = StateChanges::default();
+        for n in 0..=KEPT {
+            changes.record(ChangeKind::MirrorOutOfService, n.to_string(), "é".repeat(n * 10));
+        }
+        let kept = changes.list();
+        assert_eq!(kept.len(), KEPT);
+        assert_eq!(
+            (kept[0].subject.as_str(), kept[KEPT - 1].subject.as_str()),
+            ("1", "32")
+        );
+        assert_eq!(kept[0].details.len(), 20);
+        assert_eq!(kept[KEPT - 1].details.len(), MAX_DETAILS_BYTES);
+    }
+}

@@ -1,0 +1,99 @@
+//! The section of the page about what has changed last.
+
+use maud::{Markup, html};
+
+use super::parts::{Section, time_of};
+use crate::admin::status::changes::ChangeStatus;
+use crate::diagnosis::reasons::explain_reason;
+use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::state_changes::ChangeKind;
+
+/// Changes that are shown without opening the rest.
+const SHOWN: usize = 6;
+
+/// The newest changes; `now` is the time of the status.
+pub(super) fn changes(changes: &[ChangeStatus], now: &str) -> Option<Section> {
+    let (shown, more) = changes.split_at(changes.len().min(SHOWN));
+    let list = |changes: &[ChangeStatus]| {
+        html! { ol.changes { @for change in changes { (item(change, now)) } } }
+    };
+    let content = html! {
+        (list(shown))
+        @if !more.is_empty() {
+            details { summary { (more.len()) " earlier" } (list(more)) }
+        }
+    };
+    (!changes.is_empty()).then(|| Section::new("changes", "What changed last", content))
+}
+
+fn item(change: &ChangeStatus, now: &str) -> Markup {
+    let (class, text) = describe(change);
+    html! {
+        li {
+            (time_of(&change.at, now)) " "
+            @if !change.subject.is_empty() { code { (change.subject) } " " }
+            span class={ "state " (class) } { (text) }
+        }
+    }
+}
+
+/// Class of the colour, and the change in words.
+fn describe(change: &ChangeStatus) -> (&'static str, String) {
+    let details = &change.details;
+    match change.kind {
+        ChangeKind::MirrorInService => ("good", format!("in service at {details}")),
+        ChangeKind::MirrorOutOfService => {
+            let reason = Reason::ALL.iter().find(|reason| reason.as_str() == *details);
+            let title = reason.map_or(details.as_str(), |reason| explain_reason(*reason).title);
+            ("warning", format!("out of service: {title}"))
+        }
+        ChangeKind::MemberHealthy => ("good", "healthy".to_owned()),
+        ChangeKind::MemberUnhealthy => ("warning", "unhealthy".to_owned()),
+        ChangeKind::MemberLost => ("bad", "connection lost".to_owned()),
+        ChangeKind::FlagChanged => ("note", format!("changed by a reload: {details}")),
+        ChangeKind::FlagsRefused => ("warning", format!("the flags could not be reloaded: {details}")),
+        ChangeKind::MemoryOff => ("warning", "memory switched off by an operator".to_owned()),
+        ChangeKind::MemoryOn => ("good", "memory switched on again by an operator".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: &str = "2026-01-02T12:00:00Z";
+
+    fn change(kind: ChangeKind, subject: &str, details: &str) -> ChangeStatus {
+        ChangeStatus {
+            at: "2026-01-02T11:59:58Z".to_owned(),
+            kind,
+            subject: subject.to_owned(),
+            details: details.to_owned(),
+        }
+    }
+
+    #[test]
+    fn changes_are_in_words_with_their_times() {
+        let all = [
+            change(ChangeKind::MirrorOutOfService, "/a/", "feed_lost"),
+            change(ChangeKind::FlagChanged, "max-calls", "100 → 7"),
+            change(ChangeKind::MemoryOff, "", ""),
+        ];
+        let html = changes(&all, NOW).unwrap().render_whole();
+        for text in [
+            "11:59:58 UTC",
+            "<code>/a/</code> <span class=\"state warning\">out of service: watch lost</span>",
+            "<code>max-calls</code> <span class=\"state note\">changed by a reload: 100 → 7</span>",
+            "memory switched off by an operator",
+        ] {
+            assert!(html.contains(text), "{text} is not in {html}");
+        }
+        assert!(!html.contains("earlier"), "{html}");
+        let many: Vec<_> = (0..8)
+            .map(|_| change(ChangeKind::MemberLost, "http://etcd", ""))
+            .collect();
+        let html = changes(&many, NOW).unwrap().render_whole();
+        assert!(html.contains("2 earlier"), "{html}");
+        assert!(changes(&[], NOW).is_none());
+    }
+}

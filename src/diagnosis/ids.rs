@@ -1,0 +1,339 @@
+//! [`FindingId`]: every finding that the page and `doctor` can report, with its severities, meaning and remedy.
+//!
+//! docs/reference/findings.md is generated from this table.
+
+use serde::{Serialize, Serializer};
+
+use super::severity::Severity;
+
+/// Command or page that reports a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportedBy {
+    /// The page, `/status` and `rangecache status`.
+    Status,
+    /// `rangecache doctor`.
+    Doctor,
+}
+
+impl ReportedBy {
+    /// Name in the reference.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ReportedBy::Status => "status",
+            ReportedBy::Doctor => "doctor",
+        }
+    }
+}
+
+/// Declares [`FindingId`]. Each entry has its meaning as a doc comment, its id, the reports that have it, its severities (the usual
+/// one first), and its remedy, which is empty if no action is needed.
+macro_rules! finding_ids {
+    ($($(#[doc = $meaning:literal])+ $name:ident = $id:literal in [$($by:ident),+]: [$($severity:ident),+], $remedy:literal;)+) => {
+        /// Identity of a finding, for scripts. An id keeps its meaning; texts may change.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum FindingId {
+            $($(#[doc = $meaning])+ $name,)+
+        }
+
+        impl FindingId {
+            /// Every id.
+            pub const ALL: &'static [FindingId] = &[$(FindingId::$name),+];
+
+            /// The id in JSON, in kebab case.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(FindingId::$name => $id,)+ }
+            }
+
+            /// Name of the variant.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(FindingId::$name => stringify!($name),)+ }
+            }
+
+            /// Meaning and cause.
+            #[must_use]
+            pub fn meaning(self) -> &'static str {
+                match self { $(FindingId::$name => concat!($($meaning),+),)+ }.trim()
+            }
+
+            /// Remedy; empty if no action is needed. A finding may have a more precise one.
+            #[must_use]
+            pub fn remedy(self) -> &'static str {
+                match self { $(FindingId::$name => $remedy,)+ }
+            }
+
+            /// Severities that the finding can have, the usual one first.
+            #[must_use]
+            pub fn severities(self) -> &'static [Severity] {
+                match self { $(FindingId::$name => &[$(Severity::$severity),+],)+ }
+            }
+
+            /// Reports that can have the finding.
+            #[must_use]
+            pub fn reported_by(self) -> &'static [ReportedBy] {
+                match self { $(FindingId::$name => &[$(ReportedBy::$by),+],)+ }
+            }
+
+            /// Severity that the finding has unless its constructor sets another one.
+            #[must_use]
+            pub fn severity(self) -> Severity {
+                match self { $(FindingId::$name => finding_ids!(@first $($severity),+),)+ }
+            }
+        }
+    };
+    (@first $first:ident $(, $others:ident)*) => { Severity::$first };
+}
+
+impl Serialize for FindingId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.as_str().serialize(serializer)
+    }
+}
+
+finding_ids! {
+    /// No endpoint is connected: calls wait up to `--connect-timeout` for a connection and then fail with `Unavailable`.
+    EtcdUnreachable = "etcd-unreachable" in [Status, Doctor]: [Bad],
+        "Check that etcd runs, that --endpoints names it, and that certificates and the network let rangecache connect.";
+    /// No connected member serves, votes and knows a leader: linearizable reads and writes wait, and fail.
+    NoHealthyMember = "no-healthy-member" in [Status]: [Bad],
+        "Check etcd first: etcdctl endpoint status --cluster.";
+    /// No member answers a linearizable read: there is no leader or no quorum, or the endpoints are not etcd.
+    NoQuorum = "no-quorum" in [Doctor]: [Bad],
+        "there is no leader or no quorum, or the endpoints are not etcd: check etcd first (etcdctl endpoint status --cluster)";
+    /// A linearizable read takes longer than 20 ms, which each linearizable read from memory waits for its proof.
+    QuorumSlow = "quorum-slow" in [Doctor]: [Warning],
+        "each linearizable read from memory waits that long for its proof: check etcd's disks and network";
+    /// The quorum answers a linearizable read, in the time that the finding names.
+    QuorumAnswers = "quorum-answers" in [Doctor]: [Good], "";
+    /// An endpoint is not connected, and others are.
+    MemberNotConnected = "member-not-connected" in [Status, Doctor]: [Warning],
+        "Check that the member runs and can be reached.";
+    /// A member does not serve, has no leader or does not vote; other endpoints are preferred.
+    MemberUnhealthy = "member-unhealthy" in [Status, Doctor]: [Warning],
+        "Check the member: etcdctl endpoint status --cluster.";
+    /// A member serves; the finding names its version, its role and the size of its database.
+    MemberHealthy = "member-healthy" in [Doctor]: [Good], "";
+    /// A member is a learner, which does not vote.
+    MemberIsLearner = "member-is-learner" in [Doctor]: [Warning],
+        "a learner does not vote: it is used only while there is no other endpoint";
+    /// A member knows no leader.
+    MemberWithoutLeader = "member-without-leader" in [Doctor]: [Bad],
+        "etcd cannot answer linearizable reads: restore the quorum";
+    /// A member is connected and reports its status to users only.
+    StatusForUsersOnly = "status-for-users-only" in [Doctor]: [Good], "";
+    /// A member is connected and does not report its status.
+    StatusCallFailed = "status-call-failed" in [Doctor]: [Bad],
+        "check that this is etcd's client URL: without a version nothing is answered from memory";
+    /// A member has raised the alarm NOSPACE: etcd refuses writes.
+    AlarmNoSpace = "alarm-no-space" in [Doctor]: [Warning],
+        "etcd refuses writes: compact, defragment, raise --quota-backend-bytes, then etcdctl alarm disarm";
+    /// A member has raised the alarm CORRUPT: its data is corrupt.
+    AlarmCorrupt = "alarm-corrupt" in [Doctor]: [Warning],
+        "replace this member: its data is corrupt, and its responses cannot be trusted, with or without rangecache";
+    /// A member reports another error than an alarm that is known.
+    MemberReportsError = "member-reports-error" in [Doctor]: [Warning],
+        "see etcd's log";
+    /// The database of a member uses more than 80 % of its quota.
+    DatabaseNearQuota = "database-near-quota" in [Doctor]: [Warning],
+        "compact and defragment, or raise etcd's --quota-backend-bytes: at its quota etcd refuses writes";
+    /// The endpoints lead to different clusters: the one that most of them lead to is used, and the others are left out.
+    DifferentClusters = "different-clusters" in [Status, Doctor]: [Bad],
+        "Name the members of one cluster in --endpoints, and correct what is behind the name.";
+    /// `--endpoints` does not name all members: while the named ones are down or cut off, nothing can be proven.
+    MembersNotNamed = "members-not-named" in [Doctor]: [Warning],
+        "name every member, unless one name resolves to all: while the named ones are down or cut off, nothing can be proven and reads are \
+         forwarded";
+    /// `--endpoints` names every member of the cluster.
+    MembersNamed = "members-named" in [Doctor]: [Good], "";
+    /// No member has reported its version yet, or the server is not etcd: every read is forwarded.
+    VersionUnknown = "version-unknown" in [Status]: [Note],
+        "If this lasts, check whether members respond: etcdctl endpoint status.";
+    /// The members have different versions; the lowest one decides what is trusted.
+    VersionsDiffer = "versions-differ" in [Doctor]: [Warning],
+        "fine during an upgrade: the lowest version decides what is trusted";
+    /// A capability that depends on etcd's version is available.
+    CapabilityAvailable = "capability-available" in [Doctor]: [Good], "";
+    /// A capability is available on some of the endpoints.
+    CapabilityPartial = "capability-partial" in [Doctor]: [Note], "";
+    /// A capability was switched off by its flag.
+    CapabilityOff = "capability-off" in [Doctor]: [Note], "";
+    /// The members have not reported whether they have a capability.
+    CapabilityUnknown = "capability-unknown" in [Doctor]: [Note], "";
+    /// etcd is too old for a capability. A warning if linearizable reads are forwarded without it, which is bad for `doctor`.
+    CapabilityTooOld = "capability-too-old" in [Status, Doctor]: [Note, Warning, Bad],
+        "Upgrade every member of etcd.";
+    /// etcd, or a proxy in front of it, does not implement a capability. Severities as of `capability-too-old`.
+    CapabilityUnimplemented = "capability-unimplemented" in [Status, Doctor]: [Note, Warning, Bad],
+        "Upgrade every member of etcd.";
+
+    /// etcd's auth is on, and rangecache has no user of its own: nothing can be mirrored, and every read is forwarded.
+    UserMissing = "user-missing" in [Status, Doctor]: [Warning, Bad],
+        "Set --user and --password-file to a user that may read what is mirrored; docs/security.md has the commands.";
+    /// etcd rejects the user of `--user`, or its password.
+    UserRejected = "user-rejected" in [Status, Doctor]: [Warning, Bad],
+        "Fix the user, or the password (--password, --password-file).";
+    /// rangecache's own user may not read all that is to be mirrored.
+    UserLacksPermission = "user-lacks-permission" in [Status, Doctor]: [Warning, Bad],
+        "Grant the user a role with read permission for that prefix (for all keys without --cache-prefix).";
+    /// etcd did not say whether it accepts the user, or what it may read.
+    UserNotChecked = "user-not-checked" in [Doctor]: [Bad],
+        "check etcd first";
+    /// The user or its password file cannot be used.
+    UserUnusable = "user-unusable" in [Doctor]: [Bad],
+        "fix it first: rangecache does not start with it";
+    /// etcd's auth is on, and rangecache's own user may read all that is to be mirrored.
+    UserAccepted = "user-accepted" in [Doctor]: [Good], "";
+    /// etcd's auth is off.
+    AuthOff = "auth-off" in [Doctor]: [Good], "";
+    /// The certificate in `--cert` has a common name, which etcd may take for a user.
+    CertificateHasCommonName = "certificate-has-common-name" in [Doctor]: [Warning],
+        "use a certificate without a CN: an etcd with --client-cert-auth and auth treats every client without a token as that user";
+
+    /// A certificate, a CA or a revocation list has expired: peers refuse to connect.
+    CertificateExpired = "certificate-expired" in [Status, Doctor]: [Bad],
+        "Write the new certificates to the same file: it is read again without a restart.";
+    /// A certificate is not valid yet.
+    CertificateNotYetValid = "certificate-not-yet-valid" in [Doctor]: [Bad],
+        "check the clocks of both machines";
+    /// A certificate, a CA or a revocation list expires within 14 days; for `doctor`, within 30.
+    CertificateExpiresSoon = "certificate-expires-soon" in [Status, Doctor]: [Warning],
+        "Write the new certificates to the same file: it is read again without a restart.";
+    /// A certificate is valid, until the day that the finding names.
+    CertificateValid = "certificate-valid" in [Doctor]: [Good], "";
+    /// A file of certificates or keys cannot be used.
+    CertificateUnusable = "certificate-unusable" in [Doctor]: [Bad],
+        "fix it first: rangecache does not start with it";
+    /// `--insecure-skip-tls-verify` is set: etcd's certificate is not verified.
+    CertificateNotVerified = "certificate-not-verified" in [Doctor]: [Warning],
+        "use --cacert instead: without verification, a host between rangecache and etcd can read and answer calls";
+    /// `--auto-tls` is set: clients cannot verify the generated certificate.
+    CertificateGenerated = "certificate-generated" in [Doctor]: [Warning],
+        "set --cert-file and --key-file";
+    /// Connections to etcd are not encrypted.
+    NoTls = "no-tls" in [Doctor]: [Good], "";
+
+    /// A mirror is being loaded from etcd; its reads are forwarded.
+    MirrorLoading = "mirror-loading" in [Status]: [Note],
+        "Wait. If loading starts again and again, the log says why loads fail.";
+    /// The keys of a mirror do not fit into `--cache-max-bytes`: it is disabled (over budget), and its reads are forwarded.
+    MirrorOverBudget = "mirror-over-budget" in [Status]: [Warning],
+        "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or --no-cache-prefix.";
+    /// A mirror is out of service for another reason, which `/status` names in `mirrors`; its reads are forwarded.
+    MirrorOutOfService = "mirror-out-of-service" in [Status]: [Warning],
+        "Follow the finding's text; the outcomes and reasons in docs/consistency.md explain each reason.";
+    /// Memory is too scarce for all values of a mirror: those of some prefixes are only in etcd.
+    ValuesNotHeld = "values-not-held" in [Status]: [Warning],
+        "Raise --cache-max-bytes and the memory limit, or leave out prefixes that are rarely read (--no-cache-prefix).";
+    /// A mirror is in service and has no key: its prefix may be mistyped. A note if it mirrors the whole keyspace.
+    MirrorEmpty = "mirror-empty" in [Status]: [Warning, Note],
+        "Check --cache-prefix and --no-cache-prefix: rangecache doctor lists the prefixes that there are.";
+    /// Verification has found that a mirror differed from etcd.
+    MirrorDiffered = "mirror-differed" in [Status]: [Bad],
+        "Compare the members (etcdctl endpoint hashkv --cluster). If they agree with each other, please report a bug in rangecache.";
+
+    /// rangecache is stopping: no new calls are accepted.
+    Stopping = "stopping" in [Status]: [Note], "";
+    /// An operator has switched memory off (`POST /forward-all`): etcd answers every read and serves every watch.
+    MemorySwitchedOff = "memory-switched-off" in [Status]: [Warning],
+        "Send DELETE /forward-all to let memory answer again.";
+    /// Calls or tasks have panicked since the start, which are bugs.
+    Panics = "panics" in [Status]: [Bad],
+        "Please report it with the source location in the log.";
+    /// Reads failed in the last 15 minutes, because etcd could not be reached or did not complete its response.
+    ReadsFailed = "reads-failed" in [Status]: [Bad],
+        "Check etcd's members and the network; the reasons below name the causes.";
+    /// Reads were refused in the last 15 minutes, because memory could not answer and a bound was reached.
+    ReadsRefused = "reads-refused" in [Status]: [Bad],
+        "Check below which bound was reached, and why memory could not answer.";
+    /// 90 % of a bound or more is used.
+    BoundNearlyReached = "bound-nearly-reached" in [Status]: [Warning],
+        "Raise the flag of the bound, or find the clients that need so much.";
+
+    /// Keys and bytes in etcd, and the rate of revisions.
+    KeyspaceMeasured = "keyspace-measured" in [Doctor]: [Good], "";
+    /// Calls that the examination has cost etcd.
+    ExaminationCost = "examination-cost" in [Doctor]: [Good], "";
+    /// The keys of etcd cannot be counted.
+    KeysNotCounted = "keys-not-counted" in [Doctor]: [Bad],
+        "check etcd first: rangecache's own load would fail the same way";
+    /// etcd was never compacted, and has many revisions.
+    NeverCompacted = "never-compacted" in [Doctor]: [Warning],
+        "set etcd's --auto-compaction-retention; otherwise its database grows without bound";
+    /// Revision up to which etcd is compacted.
+    Compacted = "compacted" in [Doctor]: [Good], "";
+    /// `--cache-max-bytes` is more than the memory of the machine or container.
+    BudgetAboveMemory = "budget-above-memory" in [Doctor]: [Warning],
+        "lower --cache-max-bytes to three quarters of the memory, or leave it out; run doctor where rangecache is to run";
+    /// The keys fit into `--cache-max-bytes`, and not all values.
+    MemoryForKeysOnly = "memory-for-keys-only" in [Doctor]: [Warning],
+        "raise --cache-max-bytes, or mirror less (--cache-prefix, --no-cache-prefix)";
+    /// The mirrors do not fit into `--cache-max-bytes`, and are disabled (over budget).
+    MemoryTooSmall = "memory-too-small" in [Doctor]: [Bad],
+        "raise --cache-max-bytes, or mirror less (--cache-prefix, --no-cache-prefix)";
+    /// The mirrors need more than 90 % of `--cache-max-bytes`.
+    MemoryTight = "memory-tight" in [Doctor]: [Warning],
+        "raise --cache-max-bytes and the memory limit before it grows, keep less history (--history-max-bytes), or mirror less";
+    /// The mirrors fit into `--cache-max-bytes`.
+    MemorySuffices = "memory-suffices" in [Doctor]: [Good], "";
+    /// Kubernetes' events take a tenth of the memory or more; `--no-cache-prefix` leaves them out.
+    EventsAreLarge = "events-are-large" in [Doctor]: [Good], "";
+
+    /// The number of watches is not known: etcd's metrics cannot be read at its client URLs.
+    WatchesUnknown = "watches-unknown" in [Doctor]: [Note], "";
+    /// Watchers and streams on the members.
+    WatchesCounted = "watches-counted" in [Doctor]: [Good], "";
+    /// Watchers that etcd would have less.
+    WatchesSaved = "watches-saved" in [Doctor]: [Good], "";
+
+    /// Keys that would be mirrored.
+    KeysMirrored = "keys-mirrored" in [Doctor]: [Good], "";
+    /// No key would be mirrored.
+    NothingMirrored = "nothing-mirrored" in [Doctor]: [Warning],
+        "check --cache-prefix";
+    /// Lists cost etcd little: there is little to gain.
+    LittleToGain = "little-to-gain" in [Doctor]: [Warning],
+        "use rangecache only if very many clients read at the same time";
+    /// Lists, pages and counts benefit.
+    ListsBenefit = "lists-benefit" in [Doctor]: [Good], "";
+    /// Many concurrent reads of single keys benefit, one read at a time does not.
+    SingleReadsBenefit = "single-reads-benefit" in [Doctor]: [Good], "";
+    /// Nothing would be answered from memory, because the keys could not be read.
+    NothingFromMemory = "nothing-from-memory" in [Doctor]: [Bad],
+        "fix the problems above";
+    /// Some or all reads would be forwarded because of the findings that are bad.
+    NotReady = "not-ready" in [Doctor]: [Bad],
+        "fix the problems above";
+    /// rangecache would serve this etcd with these flags.
+    Ready = "ready" in [Doctor]: [Good], "";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_in_kebab_case() {
+        let ids: BTreeSet<&str> = FindingId::ALL.iter().map(|id| id.as_str()).collect();
+        assert_eq!(ids.len(), FindingId::ALL.len());
+        for id in ids {
+            let is_word = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase());
+            assert!(id.split('-').all(is_word), "{id}");
+        }
+    }
+
+    #[test]
+    fn finding_that_needs_action_has_a_remedy() {
+        for id in FindingId::ALL {
+            let needs_action = id
+                .severities()
+                .iter()
+                .any(|severity| *severity >= Severity::Warning);
+            assert!(!needs_action || !id.remedy().is_empty(), "{id:?}");
+            assert!(id.meaning().ends_with('.'), "{id:?}");
+        }
+    }
+}
