@@ -15,7 +15,7 @@ use crate::targets::Setup;
 use crate::usage::CpuSample;
 
 /// Parts of the keys that change during a gap, in percent.
-const CHANGED_PERCENT: [usize; 4] = [0, 1, 10, 100];
+const CHANGED_PERCENT: [usize; 3] = [1, 10, 100];
 /// Interval between two looks at rangecache's metrics.
 const POLL: Duration = Duration::from_millis(10);
 const DEADLINE: Duration = Duration::from_secs(120);
