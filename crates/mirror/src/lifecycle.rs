@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::load::{Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
+use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
@@ -318,7 +318,7 @@ async fn load(
         packing: packing::while_loading(&mirrors.set, mirror),
         mirror,
     };
-    let loaded = load.run(previous).await?;
+    let loaded = load::run(&load, previous).await?;
     let store = Store::new(
         loaded.tree,
         loaded.header.revision,

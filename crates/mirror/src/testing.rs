@@ -378,7 +378,9 @@ impl Bench {
             packing: Packing::Never,
             mirror: self.mirror(),
         };
-        tokio::time::timeout(SOON, load.run(previous)).await.unwrap()
+        tokio::time::timeout(SOON, super::load::run(&load, previous))
+            .await
+            .unwrap()
     }
 
     /// Loads the mirror and fills it; returns the connection of the load.

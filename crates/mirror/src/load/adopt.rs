@@ -12,10 +12,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
+use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span, is_unchanged};
+use super::error::LoadError;
+use super::loaded::{Adopted, Loaded, Previous, Source};
 use super::pacing::PacedChannel;
 use super::read::{Reader, Sink, page};
-use super::{Load, LoadError, Loaded, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
@@ -27,44 +29,6 @@ use rangecache_upstream::{Connection, page_limit, range};
 const IN_FLIGHT: usize = 8;
 /// Entries that are put into the tree at once: that takes less than handing them to another thread and back.
 const APPLIED_AT_ONCE: usize = 1_000;
-
-/// Keys that a load need not read, as far as etcd still has them.
-#[derive(Debug)]
-pub(crate) struct Previous {
-    pub(crate) tree: Tree,
-    pub(crate) source: Source,
-    /// Cluster of the keys; `None` for that of the mirror.
-    pub(crate) cluster_id: Option<u64>,
-}
-
-/// Where such keys come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
-    /// The mirror had them before.
-    Memory,
-    /// A neighbour had them.
-    Neighbour,
-}
-
-impl Source {
-    /// Value of the label `source`.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Source::Memory => "memory",
-            Source::Neighbour => "neighbour",
-        }
-    }
-}
-
-/// What a load did not have to read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Adopted {
-    pub(crate) source: Source,
-    /// Keys.
-    pub(crate) keys: u64,
-    /// Length of their entries, in bytes.
-    pub(crate) bytes: u64,
-}
 
 /// The comparison of the keys as they arrive.
 struct Comparing<'a> {
@@ -88,73 +52,75 @@ impl Sink for Comparing<'_> {
     }
 }
 
-impl Load<'_> {
-    /// Brings `previous` to etcd's present state. Begins again when a connection breaks or etcd compacts the revision
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
-    /// [`LoadError::Foreign`] if that of a neighbour is. [`LoadError::TooDifferent`] if a load costs little more.
-    pub(super) async fn adopt(&self, previous: &Previous) -> Result<Loaded, LoadError> {
-        let mut broken: Option<Url> = None;
-        let mut attempts = 0;
-        loop {
-            let error = match self.adopt_once(previous, &mut broken).await {
-                Ok(loaded) => return Ok(loaded),
-                Err(error) => error,
-            };
-            attempts += 1;
-            if !(error.is_broken() || error.is_compaction()) || attempts > MAX_RESUMES {
-                return Err(error);
-            }
-            tracing::info!(mirror = self.mirror.name, %error, "reading of what has changed was interrupted; it begins again");
-            tokio::time::sleep(RESUME_PAUSE).await;
+/// Brings `previous` to etcd's present state. Begins again when a connection breaks or etcd compacts the revision
+/// meanwhile.
+///
+/// # Errors
+/// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
+/// [`LoadError::Foreign`] if that of a neighbour is. [`LoadError::TooDifferent`] if a load costs little more.
+pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded, LoadError> {
+    let mut broken: Option<Url> = None;
+    let mut attempts = 0;
+    loop {
+        let error = match adopt_once(load, previous, &mut broken).await {
+            Ok(loaded) => return Ok(loaded),
+            Err(error) => error,
+        };
+        attempts += 1;
+        if !(error.is_broken() || error.is_compaction()) || attempts > MAX_RESUMES {
+            return Err(error);
         }
+        tracing::info!(mirror = load.mirror.name, %error, "reading of what has changed was interrupted; it begins again");
+        tokio::time::sleep(RESUME_PAUSE).await;
     }
+}
 
-    /// One attempt, if possible not at the endpoint `broken`, which becomes that of this attempt.
-    async fn adopt_once(&self, previous: &Previous, broken: &mut Option<Url>) -> Result<Loaded, LoadError> {
-        let (connection, before, pinned) = self.begin(broken.as_ref()).await?;
-        *broken = Some(connection.url().clone());
-        let (tree, source) = (&previous.tree, previous.source);
-        let another_history = || match source {
-            Source::Memory => self.another_history(&before, pinned.revision),
-            Source::Neighbour => LoadError::Foreign,
-        };
-        if previous
-            .cluster_id
-            .is_some_and(|cluster_id| cluster_id != pinned.cluster_id)
-        {
-            return Err(another_history());
-        }
-        self.mirror.record_loading(tree.memory_bytes());
-        let reader = Reader::new(self, pinned);
-        let mut comparing = Comparing {
-            reader: &reader,
-            difference: Difference::new(tree.clone()),
-        };
-        reader.read(&connection, true, &mut comparing).await?;
-        let mean_bytes = comparing.difference.mean_bytes();
-        let compared = comparing.difference.finish()?;
-        if !are_held(&reader, &connection, compared.newest).await? {
-            return Err(another_history());
-        }
-        let client = reader.client(&connection);
-        let reads = stream::iter(compared.spans).map(|span| {
-            let (reader, client) = (&reader, client.clone());
-            async move { read_span(reader, client, span, mean_bytes).await }
-        });
-        let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
-        let Some((tree, (keys, bytes))) = applied(tree.clone(), compared.removed, entries).await? else {
-            return Err(another_history());
-        };
-        Ok(Loaded {
-            tree,
-            header: pinned,
-            connection: Some(connection),
-            adopted: Some(Adopted { source, keys, bytes }),
-        })
+/// One attempt, if possible not at the endpoint `broken`, which becomes that of this attempt.
+async fn adopt_once(
+    load: &Load<'_>,
+    previous: &Previous,
+    broken: &mut Option<Url>,
+) -> Result<Loaded, LoadError> {
+    let (connection, before, pinned) = load.begin(broken.as_ref()).await?;
+    *broken = Some(connection.url().clone());
+    let (tree, source) = (&previous.tree, previous.source);
+    let another_history = || match source {
+        Source::Memory => load.another_history(&before, pinned.revision),
+        Source::Neighbour => LoadError::Foreign,
+    };
+    if previous
+        .cluster_id
+        .is_some_and(|cluster_id| cluster_id != pinned.cluster_id)
+    {
+        return Err(another_history());
     }
+    load.mirror.record_loading(tree.memory_bytes());
+    let reader = Reader::new(load, pinned);
+    let mut comparing = Comparing {
+        reader: &reader,
+        difference: Difference::new(tree.clone()),
+    };
+    reader.read(&connection, true, &mut comparing).await?;
+    let mean_bytes = comparing.difference.mean_bytes();
+    let compared = comparing.difference.finish()?;
+    if !are_held(&reader, &connection, compared.newest).await? {
+        return Err(another_history());
+    }
+    let client = reader.client(&connection);
+    let reads = stream::iter(compared.spans).map(|span| {
+        let (reader, client) = (&reader, client.clone());
+        async move { read_span(reader, client, span, mean_bytes).await }
+    });
+    let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
+    let Some((tree, (keys, bytes))) = applied(tree.clone(), compared.removed, entries).await? else {
+        return Err(another_history());
+    };
+    Ok(Loaded {
+        tree,
+        header: pinned,
+        connection: Some(connection),
+        adopted: Some(Adopted { source, keys, bytes }),
+    })
 }
 
 /// Whether etcd has `entries` at the revision of the load, with their values.

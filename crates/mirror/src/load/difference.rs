@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 
-use super::LoadError;
+use super::error::LoadError;
 use etcd_store::cache::{Entry, StoredEntry, Tree};
 
 /// Unchanged entries whose values are compared: the newest.

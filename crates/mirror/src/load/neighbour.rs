@@ -6,8 +6,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 
-use super::adopt::{Previous, Source};
-use super::{Load, LoadError, build, push_all};
+use super::begin::Load;
+use super::error::LoadError;
+use super::gather::{build, push_all};
+use super::loaded::{Previous, Source};
 use etcd_store::cache::TreeBuilder;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
@@ -42,75 +44,73 @@ enum Useless {
     Keys(#[from] LoadError),
 }
 
-impl Load<'_> {
-    /// The keys of the first neighbour that has them in memory.
-    pub(super) async fn ask_neighbours(&self) -> Option<Previous> {
-        for url in self.set.warm_from() {
-            let began = Instant::now();
-            match self.ask(&url).await {
-                Ok(previous) => {
-                    tracing::info!(
-                        mirror = self.mirror.name,
-                        neighbour = %url,
-                        keys = previous.tree.len(),
-                        seconds = began.elapsed().as_secs_f64(),
-                        "a neighbour has sent its keys"
-                    );
-                    return Some(previous);
-                }
-                Err(error) => {
-                    tracing::info!(mirror = self.mirror.name, neighbour = %url, %error, "a neighbour is of no use")
-                }
+/// The keys of the first neighbour that has them in memory.
+pub(super) async fn ask_neighbours(load: &Load<'_>) -> Option<Previous> {
+    for url in load.set.warm_from() {
+        let began = Instant::now();
+        match ask(load, &url).await {
+            Ok(previous) => {
+                tracing::info!(
+                    mirror = load.mirror.name,
+                    neighbour = %url,
+                    keys = previous.tree.len(),
+                    seconds = began.elapsed().as_secs_f64(),
+                    "a neighbour has sent its keys"
+                );
+                return Some(previous);
+            }
+            Err(error) => {
+                tracing::info!(mirror = load.mirror.name, neighbour = %url, %error, "a neighbour is of no use")
             }
         }
-        None
     }
+    None
+}
 
-    async fn ask(&self, url: &Url) -> Result<Previous, Useless> {
-        let first = Instant::now() + FIRST_TIMEOUT;
-        let connection = self.upstream.neighbour(url, ReceiveWindow::LOAD, first).await?;
-        let (channel, origin) = connection.own_channel();
-        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let scope = &self.mirror.scope;
-        let mut request = tonic::Request::new(RangeRequest {
-            key: scope.key(),
-            range_end: scope.range_end(),
-            ..RangeRequest::default()
-        });
-        request
-            .metadata_mut()
-            .insert(EXPLAIN.0, MetadataValue::from_static("true"));
-        let response = tokio::time::timeout_at(first, client.range_stream(request));
-        let response = response.await.map_err(|_| Useless::TimedOut)??;
-        let outcome = response.metadata().get(OUTCOME.as_str());
-        // Dropped otherwise, before its etcd has sent much for it.
-        if !outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes())) {
-            return Err(Useless::Cold);
-        }
-        let mut stream = response.into_inner();
-        let (max_bytes, mut builder) = (self.set.budget_of(self.mirror), TreeBuilder::new(self.packing));
-        let (mut deadline, mut cluster_id) = (first, None);
-        loop {
-            let piece = tokio::time::timeout_at(deadline, stream.message());
-            let Some(chunk) = piece.await.map_err(|_| Useless::TimedOut)?? else {
-                break;
-            };
-            deadline = Instant::now() + NEXT_TIMEOUT;
-            let Some(response) = chunk.range_response else {
-                continue;
-            };
-            // Only the last chunk has a header.
-            cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
-            builder = push_all(builder, response.kvs, self.packing).await?;
-            self.mirror.record_loading(builder.memory_bytes());
-            if builder.memory_bytes() > max_bytes {
-                return Err(Useless::TooLarge);
-            }
-        }
-        Ok(Previous {
-            cluster_id: Some(cluster_id.ok_or(Useless::NotWhole)?),
-            tree: build(builder).await?,
-            source: Source::Neighbour,
-        })
+async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
+    let first = Instant::now() + FIRST_TIMEOUT;
+    let connection = load.upstream.neighbour(url, ReceiveWindow::LOAD, first).await?;
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let scope = &load.mirror.scope;
+    let mut request = tonic::Request::new(RangeRequest {
+        key: scope.key(),
+        range_end: scope.range_end(),
+        ..RangeRequest::default()
+    });
+    request
+        .metadata_mut()
+        .insert(EXPLAIN.0, MetadataValue::from_static("true"));
+    let response = tokio::time::timeout_at(first, client.range_stream(request));
+    let response = response.await.map_err(|_| Useless::TimedOut)??;
+    let outcome = response.metadata().get(OUTCOME.as_str());
+    // Dropped otherwise, before its etcd has sent much for it.
+    if !outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes())) {
+        return Err(Useless::Cold);
     }
+    let mut stream = response.into_inner();
+    let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
+    let (mut deadline, mut cluster_id) = (first, None);
+    loop {
+        let piece = tokio::time::timeout_at(deadline, stream.message());
+        let Some(chunk) = piece.await.map_err(|_| Useless::TimedOut)?? else {
+            break;
+        };
+        deadline = Instant::now() + NEXT_TIMEOUT;
+        let Some(response) = chunk.range_response else {
+            continue;
+        };
+        // Only the last chunk has a header.
+        cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
+        builder = push_all(builder, response.kvs, load.packing).await?;
+        load.mirror.record_loading(builder.memory_bytes());
+        if builder.memory_bytes() > max_bytes {
+            return Err(Useless::TooLarge);
+        }
+    }
+    Ok(Previous {
+        cluster_id: Some(cluster_id.ok_or(Useless::NotWhole)?),
+        tree: build(builder).await?,
+        source: Source::Neighbour,
+    })
 }

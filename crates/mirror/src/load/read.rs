@@ -1,14 +1,14 @@
 //! Reads of a scope at one revision: as one RangeStream where etcd has it, otherwise page by page.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use tonic::Code;
 
+use super::begin::Load;
+use super::error::{LoadError, PIECE_TIMEOUT};
 use super::pace::KEY_COST_BYTES;
 use super::pacing::{PacedChannel, PacedLoad};
-use super::{Load, LoadError};
 use crate::metrics::StreamFallbacks;
 use etcd_store::cache::ResponseHeader;
 use etcd_store::keyspace::successor;
@@ -16,9 +16,6 @@ use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::metrics::gauge;
 use rangecache_upstream::Connection;
-
-/// Timeout for the next page or chunk.
-pub(super) const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Receiver of what is read.
 pub(super) trait Sink {

@@ -2,9 +2,14 @@
 
 use std::ops::ControlFlow;
 
+use tonic::Code;
+
+use super::begin::MAX_RESUMES;
 use super::*;
 use crate::history::HistoryId;
 use crate::testing::{Bench, Then};
+use etcd_store::cache::Tree;
+use rangecache_upstream::first_page_limit;
 
 fn keys(tree: &Tree) -> String {
     let mut keys = String::new();

@@ -1,0 +1,219 @@
+//! Loads of everything, whose keys are gathered as they arrive.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
+use super::error::LoadError;
+use super::loaded::{Loaded, LoadedBy};
+use super::read::{Reader, Sink};
+use crate::history::Keys;
+use crate::residency::{cost, warn_of_left_out};
+use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::RangeResponse;
+use rangecache_upstream::{Connection, first_page_limit, page_limit};
+
+/// Interval of the log lines of a long load.
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
+/// Keys whose tree is built at once: that takes less than handing it to another thread and back.
+const BUILT_AT_ONCE_KEYS: u64 = 1_000;
+/// Bytes of a page or chunk from which another thread packs it.
+const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
+
+/// The keys of a load that have arrived so far.
+struct Gathered<'a> {
+    reader: Arc<Reader<'a>>,
+    max_bytes: u64,
+    builder: TreeBuilder,
+    began: Instant,
+    last_logged: Instant,
+}
+
+/// Loads everything. When the connection breaks, continues on another one behind the last key.
+pub(super) async fn load_all(load: &Load<'_>) -> Result<Loaded, LoadError> {
+    let (mut connection, _, pinned) = load.begin(None).await?;
+    let mut gathered = Gathered::new(load, pinned);
+    let (mut resumes, mut keys) = (0, 0);
+    let mut is_interrupted = false;
+    loop {
+        let error = match gathered.read(&connection).await {
+            Ok(()) => return gathered.finish((!is_interrupted).then_some(connection)).await,
+            Err(error) => error,
+        };
+        is_interrupted = true;
+        if gathered.builder.len() > keys {
+            (resumes, keys) = (0, gathered.builder.len());
+        }
+        resumes += 1;
+        if !error.is_broken() || resumes > MAX_RESUMES {
+            return Err(error);
+        }
+        tracing::warn!(mirror = load.mirror.name, %error, keys,
+            "load interrupted; continuing behind the last key");
+        tokio::time::sleep(RESUME_PAUSE).await;
+        match gathered.reconnect(&connection).await {
+            Ok(again) => connection = again,
+            // The next iteration fails as well, and is counted.
+            Err(error) if error.is_broken() => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+impl<'a> Gathered<'a> {
+    fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
+        let now = Instant::now();
+        Gathered {
+            reader: Arc::new(Reader::new(load, pinned)),
+            max_bytes: load.set.budget_of(load.mirror),
+            builder: TreeBuilder::new(load.packing),
+            began: now,
+            last_logged: now,
+        }
+    }
+
+    /// Reads the remaining keys.
+    async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
+        let reader = Arc::clone(&self.reader);
+        reader.read(connection, false, self).await
+    }
+
+    /// Connects again, preferably to another endpoint, and checks that its history is that of the load (I4).
+    async fn reconnect(&self, broken: &Connection) -> Result<Arc<Connection>, LoadError> {
+        let load = self.reader.load;
+        let connection = load.connect(Some(broken.url())).await?;
+        let before = load.set.cluster_state.before_check();
+        let now = load.position(&connection, &before).await?;
+        if let Some(keys) = self.keys().await?
+            && !keys.are_held_by(&connection).await?
+        {
+            return Err(load.another_history(&before, now.revision));
+        }
+        Ok(connection)
+    }
+
+    /// Leaves out values until there is room again, if values may be packed; returns the memory of the keys that have arrived.
+    async fn make_room(&mut self) -> Result<u64, LoadError> {
+        let load = self.reader.load;
+        let (mirror, max_bytes) = (load.mirror, self.max_bytes / 16 * 15);
+        if load.packing != Packing::Never {
+            let mut builder = std::mem::take(&mut self.builder);
+            let reads = mirror.reads_by_prefix();
+            let leaving_out = tokio::task::spawn_blocking(move || {
+                let left_out = builder.make_room(max_bytes, |prefix, bytes| cost(&reads, prefix, bytes));
+                left_out.map(|prefixes| (builder, prefixes))
+            });
+            // What was just packed is not damaged.
+            let left_out = leaving_out.await.map_err(|_| LoadError::Build)?;
+            let (builder, prefixes) = left_out.map_err(|_| LoadError::Build)?;
+            self.builder = builder;
+            for prefix in prefixes {
+                warn_of_left_out(mirror, &prefix);
+            }
+        }
+        Ok(self.builder.memory_bytes())
+    }
+
+    /// The keys that have arrived, which are all up to the last one; `None` before the first.
+    async fn keys(&self) -> Result<Option<Keys>, LoadError> {
+        let Some(end) = self.builder.last_key().map(successor) else {
+            return Ok(None);
+        };
+        Ok(Some(Keys {
+            tree: build(self.builder.clone()).await?,
+            from: self.reader.load.mirror.scope.key(),
+            end,
+            revision: self.reader.pinned.revision,
+        }))
+    }
+
+    async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
+        Ok(Loaded {
+            tree: build(self.builder).await?,
+            header: self.reader.pinned,
+            connection,
+            adopted: None,
+        })
+    }
+}
+
+impl Sink for Gathered<'_> {
+    fn last_key(&self) -> Option<Bytes> {
+        self.builder.last_key().map(Bytes::copy_from_slice)
+    }
+
+    fn page_limit(&self) -> i64 {
+        match self.builder.len() {
+            0 => first_page_limit(),
+            keys => page_limit(PAGE_TARGET_BYTES, self.builder.encoded_bytes() / keys),
+        }
+    }
+
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
+        let load = self.reader.load;
+        self.reader.record(&response.kvs);
+        self.builder = push_all(std::mem::take(&mut self.builder), response.kvs, load.packing).await?;
+        let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
+        let memory_bytes = if memory_bytes > self.max_bytes {
+            self.make_room().await?
+        } else {
+            memory_bytes
+        };
+        load.mirror.record_loading(memory_bytes);
+        if memory_bytes > self.max_bytes {
+            return Err(LoadError::OverBudget {
+                max_bytes: self.max_bytes,
+                mean_bytes: memory_bytes / keys.max(1),
+            });
+        }
+        if self.last_logged.elapsed() >= LOG_INTERVAL {
+            self.last_logged = Instant::now();
+            tracing::info!(
+                mirror = load.mirror.name,
+                keys,
+                bytes = self.builder.encoded_bytes(),
+                seconds = self.began.elapsed().as_secs(),
+                bytes_per_second = self.reader.pacing.rate(),
+                "loading"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Adds one page or chunk to what has arrived.
+pub(super) async fn push_all(
+    mut builder: TreeBuilder,
+    key_values: Vec<Bytes>,
+    packing: Packing,
+) -> Result<TreeBuilder, LoadError> {
+    let bytes: usize = key_values.iter().map(Bytes::len).sum();
+    let push = move || {
+        for key_value in key_values {
+            builder.push(key_value)?;
+        }
+        Ok(builder)
+    };
+    if packing == Packing::Never || bytes <= PACKED_AT_ONCE_BYTES {
+        return push();
+    }
+    // Milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(push)
+        .await
+        .map_err(|_| LoadError::Build)?
+}
+
+/// The tree of the keys that have arrived.
+pub(super) async fn build(builder: TreeBuilder) -> Result<Tree, LoadError> {
+    if builder.len() <= BUILT_AT_ONCE_KEYS {
+        return Ok(builder.finish());
+    }
+    // In a blocking thread: a million keys take milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(move || builder.finish())
+        .await
+        .map_err(|_| LoadError::Build)
+}

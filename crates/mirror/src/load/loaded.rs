@@ -1,0 +1,61 @@
+//! What a load returns, and what it need not read.
+
+use std::sync::Arc;
+
+use etcd_store::cache::{ResponseHeader, Tree};
+use rangecache_upstream::Connection;
+
+/// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
+/// the load.
+pub(crate) type LoadedBy = Option<Arc<Connection>>;
+
+/// A scope's keys at one revision.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// Keys and values.
+    pub(crate) tree: Tree,
+    /// etcd's header; the keys were read at its revision.
+    pub(crate) header: ResponseHeader,
+    /// The connection of the load.
+    pub(crate) connection: LoadedBy,
+    /// What the mirror had already; `None` if everything was read.
+    pub(crate) adopted: Option<Adopted>,
+}
+
+/// Keys that a load need not read, as far as etcd still has them.
+#[derive(Debug)]
+pub(crate) struct Previous {
+    pub(crate) tree: Tree,
+    pub(crate) source: Source,
+    /// Cluster of the keys; `None` for that of the mirror.
+    pub(crate) cluster_id: Option<u64>,
+}
+
+/// Where such keys come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The mirror had them before.
+    Memory,
+    /// A neighbour had them.
+    Neighbour,
+}
+
+impl Source {
+    /// Value of the label `source`.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Source::Memory => "memory",
+            Source::Neighbour => "neighbour",
+        }
+    }
+}
+
+/// What a load did not have to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Adopted {
+    pub(crate) source: Source,
+    /// Keys.
+    pub(crate) keys: u64,
+    /// Length of their entries, in bytes.
+    pub(crate) bytes: u64,
+}
