@@ -46,6 +46,11 @@ func TestDemoIsComplete(t *testing.T) {
 	if names := keysOf(c.Services); !slices.Equal(names, []string{"etcd", "grafana", "prometheus", "rangecache"}) {
 		t.Fatalf("%q", names)
 	}
+	tools := read(t, root+"/tests/tools/etcdctl/go.mod")
+	_, version, _ := strings.Cut(c.Services["etcd"].Image, ":")
+	if !strings.Contains(tools, "etcdctl/v3 "+version+"\n") {
+		t.Errorf("etcd %s is not one that is tested", version)
+	}
 	var sources []string
 	for name, service := range c.Services {
 		for _, source := range c.mounts(t, name) {

@@ -266,19 +266,20 @@ func TestLimitsAndNames(t *testing.T) {
 // TestValuesBecomeFlags checks the flags of values that have no default in the chart, and that no other mode has them.
 func TestValuesBecomeFlags(t *testing.T) {
 	flags := map[string]string{
-		"listener.readOnlyPort=23792":         "--read-only-listen-client-urls=https://0.0.0.0:23792",
-		"metrics.clientsTop=0":                "--client-metrics-top=0",
-		"metrics.prefixesTop=50":              "--prefix-metrics-top=50",
-		"cache.whenBehind=fail":               "--when-behind=fail",
-		"cache.shadow=0.01":                   "--shadow=0.01",
-		"cache.serveStale=5m":                 "--serve-stale=5m",
-		"watches.cache=off":                   "--watch-cache=off",
-		"watches.maxBytes=128Mi":              "--watch-max-bytes=134217728",
-		"watches.progressNotifyInterval=1m":   "--watch-progress-notify-interval=1m",
-		"limits.clientMaxCalls=100":           "--client-max-calls=100",
-		"limits.clientMaxBytesPerSecond=50Mi": "--client-max-bytes-per-second=52428800",
-		"limits.clientMaxForwardedLists=2":    "--client-max-forwarded-lists=2",
-		"limits.clientMaxWatches=1000":        "--client-max-watches=1000",
+		"listener.readOnlyPort=23792":            "--read-only-listen-client-urls=https://0.0.0.0:23792",
+		"metrics.clientsTop=0":                   "--client-metrics-top=0",
+		"metrics.prefixesTop=50":                 "--prefix-metrics-top=50",
+		"cache.whenBehind=fail":                  "--when-behind=fail",
+		"cache.shadow=0.01":                      "--shadow=0.01",
+		"cache.serveStale=5m":                    "--serve-stale=5m",
+		"cache.warmFrom={http://a:1,http://b:1}": "--warm-from=http://a:1,http://b:1",
+		"watches.cache=off":                      "--watch-cache=off",
+		"watches.maxBytes=128Mi":                 "--watch-max-bytes=134217728",
+		"watches.progressNotifyInterval=1m":      "--watch-progress-notify-interval=1m",
+		"limits.clientMaxCalls=100":              "--client-max-calls=100",
+		"limits.clientMaxBytesPerSecond=50Mi":    "--client-max-bytes-per-second=52428800",
+		"limits.clientMaxForwardedLists=2":       "--client-max-forwarded-lists=2",
+		"limits.clientMaxWatches=1000":           "--client-max-watches=1000",
 	}
 	help, err := exec.Command(rangecacheBinary(), "--help").Output()
 	must(t, rangecacheBinary(), err)

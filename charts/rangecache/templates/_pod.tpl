@@ -293,6 +293,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 - {{ printf "--no-cache-prefix=%s" . | quote }}
 {{- end }}
 - --cache-max-bytes={{ include "rangecache.bytes" .Values.cache.maxBytes }}
+{{- with .Values.cache.warmFrom }}
+- {{ printf "--warm-from=%s" (join "," .) | quote }}
+{{- end }}
 {{- with .Values.cache.historyMaxAge }}
 - --history-max-age={{ . }}
 {{- end }}
