@@ -67,8 +67,7 @@ impl StreamContext {
         StreamContext {
             client: Arc::clone(client),
             parts: kept_head(WATCH, headers),
-            // A client is a connection, and its address is no other's while it is open.
-            signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
+            signal: Arc::new(Signal::new(client.account.number())),
             has_credentials: metadata.has_credentials,
             by,
             require_leader: metadata.require_leader,

@@ -219,7 +219,8 @@ impl ClientAccount {
     }
 
     /// Number of the connection; no other has it.
-    pub(super) fn number(&self) -> u64 {
+    #[must_use]
+    pub fn number(&self) -> u64 {
         self.number
     }
 

@@ -398,7 +398,7 @@ mod tests {
         let looks = Arc::new(AtomicUsize::new(0));
         for stream in 0..STREAMS {
             // Half of them share a connection.
-            let signal = Arc::new(Signal::new(stream.saturating_sub(STREAMS / 2)));
+            let signal = Arc::new(Signal::new(stream.saturating_sub(STREAMS / 2) as u64));
             let (reader, watcher) = Reader::new(&generation, &topic, &signal, &join("a", "b", 2));
             registry.add(number, watcher);
             let looks = Arc::clone(&looks);

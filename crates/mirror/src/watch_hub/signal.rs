@@ -12,13 +12,13 @@ pub struct Signal {
     /// Whether the stream was woken and has not looked since.
     is_set: AtomicBool,
     /// Number of the stream's connection.
-    connection: usize,
+    connection: u64,
 }
 
 impl Signal {
     /// Signal of a stream on the connection with this number, which no other open connection has.
     #[must_use]
-    pub fn new(connection: usize) -> Signal {
+    pub fn new(connection: u64) -> Signal {
         Signal {
             connection,
             ..Signal::default()
@@ -26,7 +26,7 @@ impl Signal {
     }
 
     /// Number of the stream's connection.
-    pub(super) fn connection(&self) -> usize {
+    pub(super) fn connection(&self) -> u64 {
         self.connection
     }
 
