@@ -35,9 +35,11 @@ fn member_that_does_not_respond_delays_no_comparison_with_another() {
                     .contains(&From::Rangecache.authority(*member))
             })
             .expect("one of the members");
-        world
-            .cluster
-            .change(|state| state.members[member].is_paused = true);
+        world.cluster.change(|state| {
+            state.members[member].is_paused = true;
+            // Without it no member could read.
+            state.leader = Some((member + 1) % MEMBERS);
+        });
         let history = mirrors.cluster_state.history();
         let waiting = {
             let (mirrors, silent) = (Arc::clone(&mirrors), Arc::clone(&silent));
