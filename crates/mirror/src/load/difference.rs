@@ -17,7 +17,7 @@ pub(super) const COMPARED_ENTRIES: usize = 64;
 /// Largest gap between two changed keys that is read with them, in bytes of the tree's entries: a read costs etcd about
 /// as much as these.
 const READ_GAP_BYTES: usize = 16 << 10;
-/// Divisor of the tree's keys: if more of them are changed or gone, a load costs little more than their difference.
+/// Divisor of the tree's keys: if more of them are read again or gone, a load costs little more than their difference.
 const TOO_MANY: u64 = 2;
 /// Differences that are never too many.
 const ALWAYS_FEW: u64 = 1_000;
@@ -40,7 +40,8 @@ pub(super) struct Difference {
     last_key: Option<Bytes>,
     /// Keys that are in the tree and no longer in etcd.
     removed: Vec<Bytes>,
-    changed: u64,
+    /// Keys of all spans.
+    read_keys: u64,
     spans: Vec<Span>,
     /// Unchanged keys behind the last span, and the bytes of their entries.
     gap: (u64, usize),
@@ -67,7 +68,7 @@ impl Difference {
             rank: 0,
             last_key: None,
             removed: Vec::new(),
-            changed: 0,
+            read_keys: 0,
             spans: Vec::new(),
             gap: (0, 0),
             newest: BinaryHeap::with_capacity(COMPARED_ENTRIES + 1),
@@ -150,7 +151,7 @@ impl Difference {
     }
 
     fn check_number(&self) -> Result<(), LoadError> {
-        let differences = self.changed + self.removed.len() as u64;
+        let differences = self.read_keys + self.removed.len() as u64;
         if differences > ALWAYS_FEW.max(self.tree.len() / TOO_MANY) {
             return Err(LoadError::TooDifferent);
         }
@@ -174,12 +175,13 @@ impl Difference {
 
     fn add_changed(&mut self, key: &[u8]) {
         let key = Bytes::copy_from_slice(key);
-        self.changed += 1;
         let (between, bytes) = std::mem::take(&mut self.gap);
         match self.spans.last_mut() {
             Some(span) if bytes <= READ_GAP_BYTES => {
                 span.keys += between + 1;
                 span.last = key;
+                self.read_keys += between + 1;
+                return;
             }
             _ => self.spans.push(Span {
                 first: key.clone(),
@@ -187,6 +189,7 @@ impl Difference {
                 keys: 1,
             }),
         }
+        self.read_keys += 1;
     }
 }
 

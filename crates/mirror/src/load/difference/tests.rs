@@ -120,6 +120,11 @@ fn too_many_differences_end_the_comparison() {
     let removed = compare(&ours, &ours[..1_000], 500).map(drop);
     assert!(matches!(removed, Err(LoadError::TooDifferent)));
     assert!(compare(&[], &ours[..1_000], 500).is_ok(), "a few are always read");
+    // Those between changed ones are read, too.
+    let mut theirs = ours.clone();
+    theirs.iter_mut().step_by(10).for_each(|entry| entry.version += 1);
+    let compared = compare(&ours, &theirs, 500).map(drop);
+    assert!(matches!(compared, Err(LoadError::TooDifferent)));
 }
 
 #[test]
