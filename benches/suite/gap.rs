@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
 
@@ -143,6 +143,5 @@ async fn sent_bytes(setup: &Setup) -> Result<f64> {
 }
 
 async fn metric(rangecache: &Process, name: &str) -> Result<f64> {
-    let (_, metrics) = http1::get(rangecache.metrics_address, "/metrics").await?;
-    http1::metric(&metrics, name).with_context(|| format!("rangecache has no metric {name}"))
+    http1::read_metric(rangecache.metrics_address, name).await
 }

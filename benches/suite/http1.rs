@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow};
 
 /// `GET http://ADDRESS/PATH`: status and body.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> Result<(u16, String)> {
@@ -10,6 +10,12 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> Result<(u16, String)
     let response = testkit::http::get(&url).await;
     let response = response.map_err(|error| anyhow!("GET {url}: {error}"))?;
     Ok((response.status, response.body))
+}
+
+/// A metric of the process that serves its metrics at `address`.
+pub(crate) async fn read_metric(address: SocketAddr, series: &str) -> Result<f64> {
+    let (_, text) = get(address, "/metrics").await?;
+    metric(&text, series).with_context(|| format!("{address} has no metric {series}"))
 }
 
 /// Sum of the samples whose line starts with `series`: a metric's name, or the name and its first labels.

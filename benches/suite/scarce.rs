@@ -2,7 +2,6 @@
 //! which do not shrink, what is read stays in memory, and the rest is left to etcd.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -161,16 +160,11 @@ async fn measured(setup: &mut Setup, keys: usize, kind: Objects, bound: Bound) -
         ready,
         reads,
         from_memory: (after.from_memory - before.from_memory) / (after.all - before.all).max(1.0),
-        packed_bytes: metric(metrics, "rangecache_mirror_packed_encoded_bytes").await?,
-        not_held_bytes: metric(metrics, "rangecache_mirror_not_held_bytes").await?,
-        all_bytes: metric(metrics, "rangecache_mirror_load_bytes").await?,
+        packed_bytes: http1::read_metric(metrics, "rangecache_mirror_packed_encoded_bytes").await?,
+        not_held_bytes: http1::read_metric(metrics, "rangecache_mirror_not_held_bytes").await?,
+        all_bytes: http1::read_metric(metrics, "rangecache_mirror_load_bytes").await?,
         peak_bytes: usage::memory(pid)?.peak_bytes,
     })
-}
-
-async fn metric(address: SocketAddr, name: &str) -> Result<f64> {
-    let (_, metrics) = http1::get(address, "/metrics").await?;
-    http1::metric(&metrics, name).with_context(|| format!("rangecache has no metric {name}"))
 }
 
 async fn fill(etcd: &Arc<Connection>, keys: usize, kind: Objects) -> Result<()> {

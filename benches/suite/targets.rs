@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use tempfile::TempDir;
 
 use crate::client::{Connection, Windows};
@@ -295,8 +295,7 @@ impl Setup {
 
     /// Reads one of etcd's metrics.
     pub(crate) async fn etcd_metric(&self, series: &str) -> Result<f64> {
-        let (_, text) = http1::get(self.etcd.address, "/metrics").await?;
-        http1::metric(&text, series).with_context(|| format!("etcd has no metric {series}"))
+        http1::read_metric(self.etcd.address, series).await
     }
 
     /// Makes etcd collect garbage, so that growth of its heap is measured from its minimum.

@@ -56,7 +56,7 @@ pub(super) fn refuse_many_fields(
     }
     account.delay_after_refusal();
     let status = Status::TooManyFields;
-    if head.is_grpc {
+    if head.fields.is_grpc() {
         return Some(status_response(&status, grpc_content_type(request.headers())));
     }
     let code = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
@@ -71,11 +71,11 @@ pub(super) fn refuse_write(
 ) -> Option<Response<ResponseBody>> {
     let uri = request.uri();
     // etcd's gRPC server takes the query for a part of the path.
-    if is_read_only(uri.path()) && !(head.is_grpc && uri.query().is_some()) {
+    if is_read_only(uri.path()) && !(head.fields.is_grpc() && uri.query().is_some()) {
         return None;
     }
     proxy.telemetry.metrics.refusals.read_only_refused.inc();
-    if head.is_grpc {
+    if head.fields.is_grpc() {
         let content_type = grpc_content_type(request.headers());
         return Some(status_response(&Status::ReadOnly, content_type));
     }

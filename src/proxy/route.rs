@@ -14,6 +14,7 @@ use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
+use etcd_wire::grpc::head::head_bytes;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Method, Status, is_costly};
 use rangecache_base::faults::{self, Fault};
@@ -132,11 +133,8 @@ async fn admit(
     request: &Request<Incoming>,
     arrived: Instant,
 ) -> Result<(), (Reason, Status)> {
-    let path = request
-        .uri()
-        .path_and_query()
-        .map_or(0, |path| path.as_str().len());
-    let admitted = call.admit(CALL_BYTES + path as u64 + head.fields.bytes).await;
+    let head_bytes = head_bytes(request.uri(), &head.fields);
+    let admitted = call.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
     let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
     let kind = share_kind(head.method, request.uri().path());

@@ -57,7 +57,7 @@ impl AccessCall {
     #[cold]
     fn new<B>(log: &AccessLog, client: ClientName, head: &CallHead, request: &Request<B>) -> Box<AccessCall> {
         let path = request.uri().path();
-        let (is_grpc, method) = (head.is_grpc, head.method);
+        let (is_grpc, method) = (head.fields.is_grpc(), head.method);
         let shown = if is_grpc {
             path.trim_start_matches('/')
         } else {

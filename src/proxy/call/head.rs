@@ -15,8 +15,6 @@ pub(in crate::proxy) struct CallHead {
     pub(in crate::proxy) method: Method,
     /// The request came by HTTP/2.
     pub(in crate::proxy) is_http2: bool,
-    /// Its content type is gRPC's.
-    pub(in crate::proxy) is_grpc: bool,
     /// Its header fields, read in one pass.
     pub(in crate::proxy) fields: HeadFields,
     /// etcd's HTTP server answers it, not its gRPC server. With TLS, etcd serves `/health` and the JSON gateway over HTTP/2,
@@ -31,20 +29,18 @@ impl CallHead {
     pub(in crate::proxy) fn of<B>(request: &Request<B>, transport: Transport) -> CallHead {
         let is_http2 = request.version() == Version::HTTP_2;
         let fields = HeadFields::of(request.headers());
-        let is_grpc = fields.is_grpc();
         CallHead {
             method: Method::from_path(request.uri().path()),
             is_http2,
-            is_grpc,
             fields,
-            is_http: !is_http2 || (transport.tls && !is_grpc),
+            is_http: !is_http2 || (transport.tls && !fields.is_grpc()),
             is_grpc_call: request.method() == http::Method::POST && request.uri().query().is_none(),
         }
     }
 
     /// Method by which the call is counted; `None` if it is not gRPC.
     pub(in crate::proxy) fn counted(&self, path: &str) -> Option<CallMethod> {
-        (self.is_http2 && self.is_grpc).then(|| CallMethod::of_path(path))
+        (self.is_http2 && self.fields.is_grpc()).then(|| CallMethod::of_path(path))
     }
 
     /// Kind of read under which the call is counted; `None` if it is not a read.

@@ -27,6 +27,7 @@ use crate::proxy::response::{BodySource, Polled};
 use etcd_store::cache::{ChunkSize, Entry, RangeQuery};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use etcd_wire::grpc::head::{head_bytes, kept_head};
 use etcd_wire::grpc::method::RANGE;
@@ -146,7 +147,7 @@ impl PageCalls {
 
 impl FetchPage for PageCalls {
     fn request_bytes(&self) -> u64 {
-        head_bytes(&self.parts.uri, &self.parts.headers)
+        head_bytes(&self.parts.uri, &HeadFields::of(&self.parts.headers))
     }
 
     async fn fetch_page(

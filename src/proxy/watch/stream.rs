@@ -13,6 +13,7 @@ use super::start::{CreateAnswer, start};
 use crate::proxy::call::CreateSpans;
 use crate::proxy::handles::{CallProtocol, Client};
 use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::head::{head_bytes, kept_head};
 use etcd_wire::grpc::{CallMetadata, WATCH};
 use rangecache_base::telemetry::Reason;
@@ -121,7 +122,7 @@ impl StreamContext {
 
     /// Memory of the head, in bytes.
     pub(super) fn head_bytes(&self) -> u64 {
-        head_bytes(&self.parts.uri, &self.parts.headers)
+        head_bytes(&self.parts.uri, &HeadFields::of(&self.parts.headers))
     }
 
     /// Whether etcd decides about the caller's rights.

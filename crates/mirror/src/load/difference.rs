@@ -176,20 +176,21 @@ impl Difference {
     fn add_changed(&mut self, key: &[u8]) {
         let key = Bytes::copy_from_slice(key);
         let (between, bytes) = std::mem::take(&mut self.gap);
-        match self.spans.last_mut() {
+        self.read_keys += match self.spans.last_mut() {
             Some(span) if bytes <= READ_GAP_BYTES => {
                 span.keys += between + 1;
                 span.last = key;
-                self.read_keys += between + 1;
-                return;
+                between + 1
             }
-            _ => self.spans.push(Span {
-                first: key.clone(),
-                last: key,
-                keys: 1,
-            }),
-        }
-        self.read_keys += 1;
+            _ => {
+                self.spans.push(Span {
+                    first: key.clone(),
+                    last: key,
+                    keys: 1,
+                });
+                1
+            }
+        };
     }
 }
 
