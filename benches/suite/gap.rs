@@ -1,6 +1,7 @@
 //! Gaps: rangecache is cut off from etcd while some of the keys change, until etcd has compacted these changes. Measured is
-//! what the reload takes, beside the load of everything at the start.
+//! what the reload takes, beside the load of everything at the start, and a start from an image.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
@@ -92,6 +93,8 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
         let what = format!("{percent} % changed");
         rows.push(measured(&setup, &rangecache, what, before, (&cpu, kept)).await?);
     }
+    drop(rangecache);
+    rows.push(start_from_image(suite, &setup, folder.path(), endpoint).await?);
     println!(
         "\n{} keys of {value_bytes} B\n\n| | ready after | sent by etcd | etcd's CPU | rangecache's CPU | not read |\n|---|---|---|---|---|---|",
         data.keys
@@ -108,6 +111,34 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
         );
     }
     Ok(())
+}
+
+/// Measures a start from an image that a process before has left.
+async fn start_from_image(
+    suite: &Suite,
+    setup: &Setup,
+    folder: &Path,
+    endpoint: Endpoint<'_>,
+) -> Result<Row> {
+    progress("start from an image");
+    let images = format!("--image-dir={}", folder.join("images").display());
+    let start =
+        async || processes::start_rangecache(&suite.binaries, folder, &[endpoint], &[&images], &[]).await;
+    let mut first = start().await?;
+    first.wait_ready().await?;
+    let began = Instant::now();
+    while metric(&first, "rangecache_mirror_image_bytes").await? == 0.0 {
+        if began.elapsed() > DEADLINE {
+            bail!("there is no image after {DEADLINE:?}");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    drop(first);
+    let before = Before::now(setup).await?;
+    let mut second = start().await?;
+    second.wait_ready().await?;
+    let nothing = (&CpuSample::default(), 0.0);
+    measured(setup, &second, "start from an image".into(), before, nothing).await
 }
 
 /// The cost since `before`, and since these figures of rangecache: its CPU, and what it did not have to read.

@@ -69,6 +69,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     for mirror in facts.mirrors {
         findings.extend(mismatch_finding(mirror));
         findings.extend(mirror_finding(mirror, facts));
+        findings.extend(image_finding(mirror));
     }
     if facts.panics > 0 {
         let title = format!("{} since the start", counted(facts.panics, "panic"));
@@ -284,6 +285,22 @@ fn not_held_finding(mirror: &MirrorStatus) -> Option<Finding> {
     )
 }
 
+/// A mirror whose image cannot be written.
+fn image_finding(mirror: &MirrorStatus) -> Option<Finding> {
+    let image = mirror.image.as_ref().filter(|image| image.is_failing)?;
+    let id = FindingId::ImageNotWritten;
+    let finding = Finding::new(id, format!("the image of {} cannot be written", mirror.name));
+    let next = match image.age_seconds {
+        None => "The next start reads every key from etcd.",
+        Some(_) => "The next start finds an older image, and reads more from etcd.",
+    };
+    Some(
+        finding
+            .about(&mirror.name)
+            .with_meaning(format!("Serving continues. {next}")),
+    )
+}
+
 /// A mirror that has no key: its prefix may be mistyped.
 fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
     if mirror.keys > 0 {
@@ -469,6 +486,7 @@ fn budget(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::model::ImageStatus;
     use rangecache_upstream::gates;
 
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
@@ -506,6 +524,8 @@ mod tests {
             index_bytes: 0,
             load_keys: 3,
             load_bytes: 2048,
+            adopted: Vec::new(),
+            image: None,
             events: 0,
             mismatches: 0,
             timeline: Vec::new(),
@@ -572,6 +592,27 @@ mod tests {
         );
         let one = worst(&[endpoint(true, false), endpoint(true, true)]).unwrap();
         assert_eq!(one.0, Severity::Warning);
+    }
+
+    #[test]
+    fn image_that_cannot_be_written_is_a_warning() {
+        let with = |is_failing| MirrorStatus {
+            image: Some(ImageStatus {
+                bytes: 0,
+                age_seconds: None,
+                is_failing,
+            }),
+            ..mirror(None)
+        };
+        let endpoints = [endpoint(true, true)];
+        assert_eq!(
+            found(&facts(&endpoints, &[with(true)])),
+            [(
+                Severity::Warning,
+                "the image of /registry/ cannot be written".to_owned()
+            )]
+        );
+        assert_eq!(found(&facts(&endpoints, &[with(false)])), []);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use rangecache_base::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
 use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
 use rangecache_edge::server::ListenConfig;
 use rangecache_edge::tls::{TlsConfig, TlsFlagError};
-use rangecache_mirror::MirrorConfig;
+use rangecache_mirror::{ImageError, MirrorConfig, check_images};
 use rangecache_upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 
 /// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
@@ -125,6 +125,9 @@ pub enum ConfigError {
     /// See [`AccountError`].
     #[error(transparent)]
     Account(#[from] AccountError),
+    /// See [`ImageError`].
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// See [`CallerIsError`].
     #[error(transparent)]
     CallerIs(#[from] CallerIsError),
@@ -190,6 +193,7 @@ impl Config {
         if mirror.cache_max_bytes == Some(0) {
             return Err(ConfigError::NoMemory);
         }
+        check_images(mirror)?;
         self.etcd.account()?;
         for (index, url) in self.etcd.endpoints.iter().enumerate() {
             if self.etcd.endpoints[..index].contains(url) {

@@ -226,6 +226,10 @@ finding_ids! {
     /// Memory is too scarce for all values of a mirror: those of some prefixes are only in etcd.
     ValuesNotHeld = "values-not-held" in [Status]: [Warning],
         "Raise --cache-max-bytes and the memory limit, or leave out prefixes that are rarely read (--no-cache-prefix).";
+    /// The image of a mirror cannot be written (`--image-dir`): the disk is full, cannot be reached, or `--image-max-bytes` is too
+    /// small. Serving continues, and the next start reads more from etcd.
+    ImageNotWritten = "image-not-written" in [Status]: [Warning],
+        "The log says why; make room in --image-dir, raise --image-max-bytes, or restore the disk.";
     /// A mirror is in service and has no key: its prefix may be mistyped. A note if it mirrors the whole keyspace.
     MirrorEmpty = "mirror-empty" in [Status]: [Warning, Note],
         "Check --cache-prefix and --no-cache-prefix: rangecache doctor lists the prefixes that there are.";

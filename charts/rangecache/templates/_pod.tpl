@@ -157,6 +157,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $mounts = append $mounts (dict "name" $volume "mountPath" $file.mount "readOnly" true) -}}
 {{- end -}}
+{{- if .Values.cache.image.hostPath -}}
+{{- $mounts = append $mounts (dict "name" "images" "mountPath" "/var/lib/rangecache") -}}
+{{- end -}}
 {{- /* A folder, so that the kubelet updates the file. */ -}}
 {{- if .Values.flagsFile -}}
 {{- $mounts = append $mounts (dict "name" "flags" "mountPath" "/etc/rangecache/flags" "readOnly" true) -}}
@@ -177,6 +180,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end -}}
 {{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
 {{- $volumes = append $volumes (dict "name" $volume "hostPath" (dict "path" $file.path "type" "File")) -}}
+{{- end -}}
+{{- with .Values.cache.image.hostPath -}}
+{{- $volumes = append $volumes (dict "name" "images" "hostPath" (dict "path" . "type" "DirectoryOrCreate")) -}}
 {{- end -}}
 {{- if .Values.flagsFile -}}
 {{- $volumes = append $volumes (dict "name" "flags" "configMap" (dict "name" (printf "%s-flags" (include "rangecache.fullname" .)))) -}}
@@ -295,6 +301,17 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 - --cache-max-bytes={{ include "rangecache.bytes" .Values.cache.maxBytes }}
 {{- with .Values.cache.warmFrom }}
 - {{ printf "--warm-from=%s" (join "," .) | quote }}
+{{- end }}
+{{- with .Values.cache.image }}
+{{- if .hostPath }}
+- --image-dir=/var/lib/rangecache
+{{- with .maxBytes }}
+- --image-max-bytes={{ include "rangecache.bytes" . }}
+{{- end }}
+{{- with .maxBytesPerSecond }}
+- --image-max-bytes-per-second={{ include "rangecache.bytes" . }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- with .Values.cache.historyMaxAge }}
 - --history-max-age={{ . }}

@@ -1,5 +1,6 @@
 //! Flags of the mirrors: which keys are kept in memory, and for how long.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -50,6 +51,32 @@ pub struct MirrorConfig {
     /// (docs/operations.md#a-start-from-a-neighbour)
     #[arg(long, value_name = "URL,…", value_delimiter = ',')]
     pub warm_from: Vec<Url>,
+
+    /// Folder for images of the mirrors, which this user alone may read: a start reads its keys from there, and from etcd what
+    /// has changed since. Without it nothing is written to a disk
+    ///
+    /// When to change it: a start or an update should not read all of etcd, and the node has room for it
+    /// (docs/operations.md#images-on-the-disk)
+    #[arg(long, value_name = "FOLDER")]
+    pub image_dir: Option<PathBuf>,
+
+    /// Size of all images together, those that are being replaced included; a tenth of the disk stays free in any case
+    ///
+    /// When to change it: the disk has less room, or the mirrors are larger
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "32GiB")]
+    pub image_max_bytes: u64,
+
+    /// Rate at which an image is written as a whole
+    ///
+    /// When to change it: less if the disk is slow and etcd's own
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate, default_value = "64MiB")]
+    pub image_max_bytes_per_second: u64,
+
+    /// File whose first line has 64 hexadecimal digits, the key by which images are encrypted (AES-256-GCM)
+    ///
+    /// When to change it: what etcd holds must not be on the disk in plain text
+    #[arg(long, value_name = "FILE")]
+    pub image_key_file: Option<PathBuf>,
 
     /// Age up to which past revisions are answered from memory
     ///
@@ -107,6 +134,14 @@ pub enum CachePack {
     Always,
     /// Never.
     Never,
+}
+
+/// Bytes per second, at least one.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err("at least one byte per second is needed".to_owned()),
+        bytes => Ok(bytes),
+    }
 }
 
 impl MirrorConfig {

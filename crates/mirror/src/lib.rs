@@ -11,6 +11,7 @@
 //! | `freshness` | the quorum check (I2) |
 //! | `history` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
 //! | `watch_hub` | the events of a mirror, for watches that are served from memory |
+//! | `image` | images of mirrors on the disk |
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `set` | places of mirrors, their memory together, and what drops them all |
 //! | `changes` | mirrors that a reload adds or removes |
@@ -34,6 +35,7 @@ pub mod freshness;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 pub mod history;
+mod image;
 mod lifecycle;
 mod load;
 pub mod metrics;
@@ -52,6 +54,7 @@ pub mod view;
 pub mod watch_hub;
 
 pub use flags::{CachePack, MirrorConfig, default_cache_bytes};
+pub use image::{ImageError, check_images};
 pub use metrics::{
     FreshnessMetrics, PrefixMetrics, QuorumChecks, STREAM_FALLBACKS, StreamFallbacks, Unreadable,
 };

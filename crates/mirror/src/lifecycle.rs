@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::feed::{Feed, FeedEnd, Feeding};
+use super::image::{self, Proven, Restored};
 use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
@@ -60,6 +61,16 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
             slot.ended.cancel();
         }
     });
+    if let Some(images) = mirrors.images.clone() {
+        let mirrors_of_image = Arc::clone(mirrors);
+        // Not dropped at the end: the last events are written.
+        mirrors.tasks.spawn(async move {
+            if let Some(slot) = mirrors_of_image.set.get(position) {
+                let (state, stop) = (&mirrors_of_image.cluster_state, &mirrors_of_image.stop);
+                image::keep(&images, state, &slot.mirror, stop, &slot.ended).await;
+            }
+        });
+    }
     let mirrors_of_hub = Arc::clone(mirrors);
     let stop = mirrors.stop.clone();
     mirrors.tasks.spawn(async move {
@@ -101,6 +112,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
         reason_while_loading: Reason::Loading,
         previous: None,
+        image: Image::NotRead,
         is_from_neighbour: false,
     };
     loop {
@@ -127,8 +139,19 @@ struct Lifecycle<'a> {
     /// What the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
     /// changed since.
     previous: Option<(Epoch, Previous)>,
+    /// What is on the disk, until the first load.
+    image: Image,
     /// Most of the last load came from a neighbour.
     is_from_neighbour: bool,
+}
+
+/// What is on the disk.
+enum Image {
+    NotRead,
+    /// To be proven as soon as etcd can be reached.
+    Read(Box<Restored>),
+    /// It was used, or is of no use.
+    Used,
 }
 
 impl Lifecycle<'_> {
@@ -150,7 +173,7 @@ impl Lifecycle<'_> {
             .filter(|(of, _)| *of == epoch)
             .map(|(_, tree)| tree);
         let loaded = tokio::select! {
-            loaded = load(mirrors, mirror, epoch, self.reason_while_loading, &mut previous) => loaded,
+            loaded = self.load_once(epoch, &mut previous) => loaded,
             () = mirror.epoch_ended(epoch) => Ok(None),
         };
         if let Some(span) = span {
@@ -196,6 +219,74 @@ impl Lifecycle<'_> {
                 Err(LoadCause::LoadFailed)
             }
         }
+    }
+
+    /// Loads the mirror, and returns its connection, and what it had already; `None` if its epoch ended meanwhile.
+    async fn load_once(
+        &mut self,
+        epoch: Epoch,
+        previous: &mut Option<Previous>,
+    ) -> Result<Option<(LoadedBy, Option<Adopted>)>, LoadError> {
+        let (mirrors, mirror, reason) = (self.mirrors, self.mirror, self.reason_while_loading);
+        // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
+        if mirror
+            .drop_contents(epoch, reason, ReaderEnd::Dropped(reason))
+            .is_err()
+        {
+            return Ok(None);
+        }
+        let load = Load {
+            set: &mirrors.set,
+            upstream: &mirrors.upstream,
+            pacing: &mirrors.load_pacing,
+            tasks: &mirrors.tasks,
+            telemetry: &mirrors.telemetry,
+            packing: packing::while_loading(&mirrors.set, mirror),
+            mirror,
+        };
+        if let Some(images) = &mirrors.images {
+            match self.prove_image(&load, images).await? {
+                Some(Proven::Continues(restored)) => {
+                    let filled = restored.fill(images, mirror, epoch);
+                    // The feed proves it: there is no connection that has read it from etcd.
+                    return Ok(filled.ok().map(|(keys, bytes)| {
+                        let source = Source::Image;
+                        (None, Some(Adopted { source, keys, bytes }))
+                    }));
+                }
+                Some(Proven::Differs(keys)) => *previous = Some(keys),
+                None => {}
+            }
+        }
+        let loaded = load::run(&load, previous).await?;
+        let store = Store::new(
+            loaded.tree,
+            loaded.header.revision,
+            mirrors.history_limits,
+            mirror.now(),
+        );
+        let filled = mirror.fill(epoch, store);
+        Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
+    }
+
+    /// Reads the image at the start, and compares its history with etcd's; `None` if there is none of use.
+    async fn prove_image(
+        &mut self,
+        load: &Load<'_>,
+        images: &Arc<image::Images>,
+    ) -> Result<Option<Proven>, LoadError> {
+        if let Image::NotRead = self.image {
+            let bounds = (load.packing, load.set.budget_of(self.mirror));
+            let read = image::read(images, self.mirror, bounds, self.mirrors.history_limits).await;
+            self.image = read.map_or(Image::Used, |read| Image::Read(Box::new(read)));
+        }
+        let Image::Read(restored) = std::mem::replace(&mut self.image, Image::Used) else {
+            return Ok(None);
+        };
+        restored.prove(load).await.map_err(|(restored, error)| {
+            self.image = Image::Read(restored);
+            error
+        })
     }
 
     /// Follows etcd until the mirror has to be loaded again; returns the cause of that load. `loaded_by` is the
@@ -294,39 +385,6 @@ fn mean(bytes: i64, keys: i64) -> u64 {
 /// Reason why the mirror is out of service after its epoch ended.
 fn reason_out(mirror: &Mirror) -> Reason {
     mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
-}
-
-/// Loads `mirror`, and returns its connection, and what it had already; `None` if its epoch ended meanwhile.
-async fn load(
-    mirrors: &Mirrors,
-    mirror: &Mirror,
-    epoch: Epoch,
-    reason_while_loading: Reason,
-    previous: &mut Option<Previous>,
-) -> Result<Option<(LoadedBy, Option<Adopted>)>, LoadError> {
-    // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
-    let ended = ReaderEnd::Dropped(reason_while_loading);
-    if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
-        return Ok(None);
-    }
-    let load = Load {
-        set: &mirrors.set,
-        upstream: &mirrors.upstream,
-        pacing: &mirrors.load_pacing,
-        tasks: &mirrors.tasks,
-        telemetry: &mirrors.telemetry,
-        packing: packing::while_loading(&mirrors.set, mirror),
-        mirror,
-    };
-    let loaded = load::run(&load, previous).await?;
-    let store = Store::new(
-        loaded.tree,
-        loaded.header.revision,
-        mirrors.history_limits,
-        mirror.now(),
-    );
-    let filled = mirror.fill(epoch, store);
-    Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
 }
 
 /// Follows etcd, one feed after another, as long as the mirror's contents can be resumed. Those that are `unverified` are
@@ -526,6 +584,7 @@ mod tests {
             load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
             reason_while_loading: Reason::Loading,
             previous: None,
+            image: Image::Used,
             is_from_neighbour: false,
         };
         let following = lifecycle.follow(mirror.epoch(), None);

@@ -101,14 +101,26 @@ metric_group! {
         /// [RangecacheMirrorReloads](../runbooks.md#rangecachemirrorreloads)
         pub reloads[reason]: Counter = "rangecache_mirror_reloads_total", from_zero = load_causes();
         /// Loads that read only what differs, by `source`, which had the rest: `memory`, what the mirror had before it fell
-        /// behind a compaction, or `neighbour` (`--warm-from`)
+        /// behind a compaction, `neighbour` (`--warm-from`), or `image` (`--image-dir`)
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory", "neighbour"];
+        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory", "neighbour", "image"];
         /// Bytes of keys and values that these loads did not have to read
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory", "neighbour"];
+        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory", "neighbour", "image"];
+        /// Bytes of the mirror's image on the disk (`--image-dir`); 0 without one
+        ///
+        /// Useful when: sizing the disk
+        pub image_bytes: Gauge = "rangecache_mirror_image_bytes";
+        /// Time at which the image had what the mirror had, in seconds since 1970; 0 without one
+        ///
+        /// Useful when: a start reads more from etcd than expected
+        pub image_written: Gauge = "rangecache_mirror_image_timestamp_seconds";
+        /// 1 while the image cannot be written, otherwise 0
+        ///
+        /// Useful when: the log says why; the next start reads more from etcd
+        pub image_failed: Gauge = "rangecache_mirror_image_failed";
         /// Events applied
         ///
         /// Useful when: estimating etcd's write rate

@@ -13,6 +13,7 @@ use super::feed::is_of_history;
 use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
 use super::history::{ClusterState, Compaction, HistoryId};
+use super::image::Images;
 use super::load::LoadPacing;
 use super::metrics::RoomMetrics;
 use super::set::{MirrorSet, MirrorSlot};
@@ -51,6 +52,8 @@ pub struct Mirrors {
     pub(super) probe_interval: Duration,
     /// Compactions that etcd has reported.
     pub(super) compaction: Arc<Compaction>,
+    /// Images on the disk.
+    pub(super) images: Option<Arc<Images>>,
     /// The rate of loads.
     pub(super) load_pacing: Arc<LoadPacing>,
     pub(super) tasks: TaskTracker,
@@ -126,6 +129,7 @@ impl Mirrors {
             live: live.clone(),
             probe_interval,
             compaction,
+            images: open_images(&flags),
             load_pacing: Arc::new(LoadPacing::new()),
             tasks: tasks.clone(),
             stop: stop.clone(),
@@ -263,6 +267,12 @@ impl Mirrors {
         self.set.excess_held_bytes()
     }
 
+    /// Whether images of the mirrors are kept (`--image-dir`).
+    #[must_use]
+    pub fn keep_images(&self) -> bool {
+        self.images.is_some()
+    }
+
     /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
     pub(super) fn longest_stale(&self) -> Duration {
         self.live.load().serve_stale
@@ -290,6 +300,18 @@ impl Mirrors {
         positions
             .filter_map(|position| self.set.get(position)?.opened_by())
             .min()
+    }
+}
+
+/// The images that `flags` name; their faults were reported before the start, and what has happened since costs no more
+/// than the images.
+fn open_images(flags: &MirrorConfig) -> Option<Arc<Images>> {
+    match Images::open(flags) {
+        Ok(images) => images.map(Arc::new),
+        Err(error) => {
+            tracing::warn!(%error, "there are no images; a start reads every key from etcd");
+            None
+        }
     }
 }
 

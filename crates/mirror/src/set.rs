@@ -158,12 +158,12 @@ impl MirrorSet {
         mirror.memory_bytes() <= self.budget_of(mirror)
     }
 
-    /// When values are packed (`--cache-pack`).
     /// `--warm-from`
     pub(super) fn warm_from(&self) -> Vec<Url> {
         self.live.load().warm_from.clone()
     }
 
+    /// When values are packed (`--cache-pack`).
     pub(super) fn cache_pack(&self) -> CachePack {
         self.live.load().cache_pack
     }

@@ -219,8 +219,9 @@ fn run_range_stream(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) -> Stre
     Ok(())
 }
 
-/// Answers one request of a watch.
-fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) {
+/// Answers one request of a watch, which was `sent` the events up to a revision. Later ones are sent before the next
+/// progress notification.
+fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8], sent: &mut i64) {
     let mut etcd = etcd.lock();
     let mut header = etcd.header();
     if etcd.watch_cluster_id > 0 {
@@ -243,26 +244,32 @@ fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8]) {
                     ..response
                 });
             } else {
-                for event in &etcd.events {
-                    if event.mod_revision >= create.start_revision {
-                        stream.send(&WatchResponse {
-                            events: vec![Event {
-                                r#type: i32::from(event.version == 0),
-                                kv: event.encode_to_vec().into(),
-                                prev_kv: Bytes::new(),
-                            }],
-                            ..response.clone()
-                        });
-                    }
-                }
+                *sent = create.start_revision - 1;
+                send_events(&etcd, stream, &response, sent);
             }
             etcd.watches.push(create);
         }
         _ => {
             etcd.progress_requests += 1;
+            send_events(&etcd, stream, &response, sent);
             stream.send(&response);
         }
     }
+}
+
+/// Sends the events that were not sent yet, each in a response of its own.
+fn send_events(etcd: &Etcd, stream: &Stream, response: &WatchResponse, sent: &mut i64) {
+    for event in etcd.events.iter().filter(|event| event.mod_revision > *sent) {
+        stream.send(&WatchResponse {
+            events: vec![Event {
+                r#type: i32::from(event.version == 0),
+                kv: event.encode_to_vec().into(),
+                prev_kv: Bytes::new(),
+            }],
+            ..response.clone()
+        });
+    }
+    *sent = (*sent).max(etcd.revision);
 }
 
 /// Mirror of everything in front of the etcd. No task runs: a test loads and feeds the mirror.
@@ -309,11 +316,12 @@ impl Bench {
             move |mut stream| {
                 let etcd = Arc::clone(&of_streams);
                 async move {
+                    let mut sent = 0;
                     while let Some(request) = stream.requests.recv().await {
                         if stream.path.ends_with("/RangeStream") {
                             return run_range_stream(&etcd, &stream, &request);
                         }
-                        answer_watch(&etcd, &stream, &request);
+                        answer_watch(&etcd, &stream, &request, &mut sent);
                     }
                     Ok(())
                 }
@@ -355,7 +363,7 @@ impl Bench {
             &self.upstream,
             &self.telemetry,
             &self.tasks,
-            &self.stop,
+            &self.stop.child_token(),
         ))
     }
 

@@ -262,6 +262,8 @@ mod tests {
                 index_bytes: 0,
                 load_keys: 0,
                 load_bytes: 0,
+                adopted: Vec::new(),
+                image: None,
                 events: 3,
                 mismatches: 0,
                 timeline: Vec::new(),

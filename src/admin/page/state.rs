@@ -1,11 +1,13 @@
 //! Sections of the page about mirrors, endpoints, bounds and gates.
 
+use std::time::Duration;
+
 use maud::{Markup, PreEscaped, html};
 
 use super::charts;
 use super::parts::{Section, percent};
-use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus, Status};
-use crate::diagnosis::format::{bytes, count, counted};
+use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status};
+use crate::diagnosis::format::{bytes, count, counted, duration};
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 
@@ -53,6 +55,12 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 }
                 (pair("readable from revision", &number(mirror.oldest_revision)))
                 (pair("events applied", &count(mirror.events)))
+                @for adopted in &mirror.adopted {
+                    (pair(not_read_again(adopted.source), &bytes(adopted.bytes)))
+                }
+                @if let Some(image) = &mirror.image {
+                    (pair("image on the disk", &image_in_words(image)))
+                }
                 @if mirror.reason.is_some() {
                     (pair("last load", &format!("{}, {}", counted(mirror.load_keys, "key"), bytes(mirror.load_bytes))))
                 }
@@ -65,6 +73,31 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
 fn plain_bytes(mirror: &MirrorStatus) -> u64 {
     let others = mirror.history_bytes + mirror.packed_bytes + mirror.index_bytes;
     mirror.memory_bytes.saturating_sub(others)
+}
+
+/// Title of the bytes that loads did not have to read.
+fn not_read_again(source: &str) -> &'static str {
+    match source {
+        "memory" => "not read again after a compaction",
+        "neighbour" => "read from a neighbour",
+        _ => "read from the image",
+    }
+}
+
+fn image_in_words(image: &ImageStatus) -> String {
+    let state = match image.age_seconds {
+        None => "none yet".to_owned(),
+        Some(age) => format!(
+            "{}, {} old",
+            bytes(image.bytes),
+            duration(Duration::from_secs(age))
+        ),
+    };
+    if image.is_failing {
+        format!("{state}; it cannot be written")
+    } else {
+        state
+    }
 }
 
 fn packed_in_words(mirror: &MirrorStatus) -> String {
@@ -206,6 +239,7 @@ pub(super) fn gates(gates: &[GateStatus]) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::model::AdoptedStatus;
     use crate::admin::status::model::Stretch;
 
     fn mirror() -> MirrorStatus {
@@ -227,6 +261,8 @@ mod tests {
             held_bytes: 0,
             load_keys: 9,
             load_bytes: 1 << 20,
+            adopted: Vec::new(),
+            image: None,
             events: 3,
             mismatches: 0,
             timeline: Vec::new(),
@@ -235,6 +271,37 @@ mod tests {
 
     fn card(mirror: &MirrorStatus) -> String {
         card_of_mirror(mirror).into_string()
+    }
+
+    #[test]
+    fn source_of_a_start_and_the_image_are_shown() {
+        let with = |image| {
+            card(&MirrorStatus {
+                adopted: vec![AdoptedStatus {
+                    source: "image",
+                    bytes: 3 << 20,
+                }],
+                image: Some(image),
+                ..mirror()
+            })
+        };
+        let image = |age_seconds, is_failing| ImageStatus {
+            bytes: 2 << 20,
+            age_seconds,
+            is_failing,
+        };
+        let html = with(image(Some(61), false));
+        assert!(
+            html.contains(&pair("read from the image", "3 MiB").into_string()),
+            "{html}"
+        );
+        let expected = format!("2 MiB, {} old", duration(Duration::from_secs(61)));
+        assert!(
+            html.contains(&pair("image on the disk", &expected).into_string()),
+            "{html}"
+        );
+        assert!(with(image(None, true)).contains("none yet; it cannot be written"));
+        assert!(!card(&mirror()).contains("image on the disk"));
     }
 
     #[test]

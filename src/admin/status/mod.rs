@@ -19,7 +19,9 @@ use super::{checks, readiness};
 use crate::config::FlagOrigin;
 use certificates::certificates;
 use clients::ClientStatus;
-use model::{EndpointStatus, FlagStatus, MirrorStatus, Status, StreamCount, WatchStatus};
+use model::{
+    AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Status, StreamCount, WatchStatus,
+};
 use rangecache_base::telemetry::outcome::Outcome;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};
@@ -156,9 +158,34 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
         held_bytes: mirror.held_bytes(),
         load_keys: unsigned(gauges.load_keys.get()),
         load_bytes: unsigned(gauges.load_bytes.get()),
+        adopted: adopted(mirror),
+        image: handles.mirrors.keep_images().then(|| image(mirror)),
         events: gauges.events.get(),
         mismatches: gauges.mismatches.get(),
         timeline: Vec::new(),
+    }
+}
+
+fn adopted(mirror: &Mirror) -> Vec<AdoptedStatus> {
+    let bytes = |source| mirror.metrics.adopted_bytes.of(source).get();
+    let sources = ["memory", "neighbour", "image"].map(|source| AdoptedStatus {
+        source,
+        bytes: bytes(source),
+    });
+    sources.into_iter().filter(|adopted| adopted.bytes > 0).collect()
+}
+
+fn image(mirror: &Mirror) -> ImageStatus {
+    let gauges = &mirror.metrics;
+    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let age = |written: u64| now.map_or(0, |now| now.as_secs().saturating_sub(written));
+    ImageStatus {
+        bytes: unsigned(gauges.image_bytes.get()),
+        age_seconds: Some(unsigned(gauges.image_written.get()))
+            .filter(|written| *written > 0)
+            .map(age),
+        is_failing: gauges.image_failed.get() > 0,
     }
 }
 

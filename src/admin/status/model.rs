@@ -176,11 +176,35 @@ pub(crate) struct MirrorStatus {
     pub(crate) load_keys: u64,
     /// Bytes of the current or last load.
     pub(crate) load_bytes: u64,
+    /// Bytes that loads did not have to read from etcd, by what had them.
+    pub(crate) adopted: Vec<AdoptedStatus>,
+    /// The image on the disk; `None` without `--image-dir`.
+    pub(crate) image: Option<ImageStatus>,
     pub(crate) events: u64,
     /// Differences that verification found.
     pub(crate) mismatches: u64,
     /// State over the samples, the oldest first.
     pub(crate) timeline: Vec<Stretch>,
+}
+
+/// Keys and values that loads did not have to read from etcd.
+#[derive(Debug, Serialize)]
+pub(crate) struct AdoptedStatus {
+    /// `memory`, `neighbour` or `image`.
+    pub(crate) source: &'static str,
+    /// Bytes of keys and values.
+    pub(crate) bytes: u64,
+}
+
+/// The image of a mirror on the disk.
+#[derive(Debug, Serialize)]
+pub(crate) struct ImageStatus {
+    /// Its size; 0 before the first.
+    pub(crate) bytes: u64,
+    /// Time since it had what the mirror had; `None` before the first.
+    pub(crate) age_seconds: Option<u64>,
+    /// Whether it cannot be written.
+    pub(crate) is_failing: bool,
 }
 
 /// Watches through rangecache.

@@ -80,6 +80,25 @@ pub struct Before {
     began: Instant,
 }
 
+/// By what a later start tells whether etcd's history is still the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    pub(crate) cluster_id: u64,
+    /// Revision of the keys.
+    pub(crate) revision: i64,
+    /// Highest known compaction revision.
+    pub(crate) compacted: i64,
+    /// Lower bound of the difference between raft index and revision.
+    pub(crate) raft_gap: i64,
+}
+
+impl Fingerprint {
+    /// The state to compare a position with, as before any other check.
+    pub(crate) fn before(&self) -> Before {
+        Before::new(Arc::new(History::of_fingerprint(self)), 0, 0)
+    }
+}
+
 impl History {
     /// A history of which nothing is known.
     pub(crate) fn new(id: HistoryId) -> History {
@@ -92,6 +111,26 @@ impl History {
             raft_gap: AtomicI64::new(UNKNOWN_GAP),
             identity: ArcSwapOption::empty(),
             proofs: Mutex::default(),
+        }
+    }
+
+    /// A history of which no more is known than its fingerprint.
+    fn of_fingerprint(fingerprint: &Fingerprint) -> History {
+        let history = History::new(HistoryId::FIRST);
+        history.note_cluster(fingerprint.cluster_id);
+        history.note_known(fingerprint.revision);
+        history.note_compacted(fingerprint.compacted);
+        raise(&history.raft_gap, fingerprint.raft_gap);
+        history
+    }
+
+    /// What a later start needs to recognize this history, for keys at `revision`.
+    pub(crate) fn fingerprint(&self, revision: i64) -> Fingerprint {
+        Fingerprint {
+            cluster_id: self.cluster_id.load(Ordering::Acquire),
+            revision,
+            compacted: self.compacted(),
+            raft_gap: self.raft_gap.load(Ordering::Acquire),
         }
     }
 

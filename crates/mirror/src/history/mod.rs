@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `known` | one history: its identity and revisions |
+//! | `known` | one history: its identity and revisions, and what an image keeps of them |
 //! | `cluster_state` | the current history, and the one function that replaces it (I4); revisions served (I11) |
 //! | `auth_state` | whether etcd's auth is on (I8) |
 //! | `proofs` | when checks were sent, and what they proved: the age of a view |
@@ -24,6 +24,7 @@ pub use auth_state::{Auth, AuthChange};
 pub use cluster_state::{ClusterState, Verdict};
 pub(super) use compaction::Compaction;
 pub(super) use compare::Keys;
+pub(super) use known::Fingerprint;
 pub use known::{Before, History, HistoryId};
 pub(super) use position::Position;
 pub(super) use recent_events::RecentEvents;

@@ -57,7 +57,7 @@ impl Sink for Comparing<'_> {
 ///
 /// # Errors
 /// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
-/// [`LoadError::Foreign`] if that of a neighbour is. [`LoadError::TooDifferent`] if a load costs little more.
+/// [`LoadError::Foreign`] if that of a neighbour or an image is. [`LoadError::TooDifferent`] if a load costs little more.
 pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded, LoadError> {
     let mut broken: Option<Url> = None;
     let mut attempts = 0;
@@ -86,7 +86,7 @@ async fn adopt_once(
     let (tree, source) = (&previous.tree, previous.source);
     let another_history = || match source {
         Source::Memory => load.another_history(&before, pinned.revision),
-        Source::Neighbour => LoadError::Foreign,
+        Source::Neighbour | Source::Image => LoadError::Foreign,
     };
     if previous
         .cluster_id

@@ -48,7 +48,7 @@ pub(crate) struct Load<'a> {
 impl Load<'_> {
     /// A connection, preferably not to the endpoint `but`, the state before its first read, and the header of that: the
     /// load's revision.
-    pub(super) async fn begin(
+    pub(crate) async fn begin(
         &self,
         but: Option<&Url>,
     ) -> Result<(Arc<Connection>, Before, ResponseHeader), LoadError> {

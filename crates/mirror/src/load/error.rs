@@ -48,8 +48,8 @@ pub(crate) enum LoadError {
     /// Two reads at one revision contradict each other.
     #[error("etcd's responses at one revision contradict each other")]
     Inconsistent,
-    /// The keys of a neighbour are not of etcd's history.
-    #[error("the neighbour's keys are of another cluster or history")]
+    /// The keys of a neighbour or an image are not of etcd's history.
+    #[error("the keys of the neighbour or image are of another cluster or history")]
     Foreign,
     /// What the mirror had before differs so much that a load costs little more than the difference.
     #[error("too much has changed")]

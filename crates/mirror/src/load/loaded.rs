@@ -38,6 +38,8 @@ pub(crate) enum Source {
     Memory,
     /// A neighbour had them.
     Neighbour,
+    /// They were on the disk.
+    Image,
 }
 
 impl Source {
@@ -46,6 +48,7 @@ impl Source {
         match self {
             Source::Memory => "memory",
             Source::Neighbour => "neighbour",
+            Source::Image => "image",
         }
     }
 }

@@ -31,7 +31,7 @@ use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
 use crate::history::{ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
-use etcd_store::cache::{AtError, Change, Store, Tree};
+use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::state_changes::StateChanges;
@@ -108,7 +108,7 @@ struct Contents {
 }
 
 /// The result of one load, as the feed has changed it since.
-struct LoadedStore {
+pub(crate) struct LoadedStore {
     store: Store,
     /// A key that the last event changed; `None` since the load.
     newest_key: Option<Bytes>,
@@ -120,8 +120,15 @@ struct LoadedStore {
     past: Arc<PastRevisions>,
 }
 
+impl From<Store> for LoadedStore {
+    fn from(store: Store) -> Self {
+        LoadedStore::new(store)
+    }
+}
+
 impl LoadedStore {
-    fn new(store: Store) -> LoadedStore {
+    /// The result of a load, without events since.
+    pub(crate) fn new(store: Store) -> LoadedStore {
         let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
         LoadedStore {
             store,
@@ -130,6 +137,41 @@ impl LoadedStore {
             recent: RecentEvents::default(),
             past,
         }
+    }
+
+    /// Applies the events of whole revisions up to `revision`.
+    ///
+    /// # Errors
+    /// A packed block is damaged; the store is of no use afterwards.
+    pub(crate) fn apply(
+        &mut self,
+        changes: Vec<Change>,
+        revision: i64,
+        now: Duration,
+    ) -> Result<Applied, CorruptBlock> {
+        let last = changes.last();
+        let last = last.map(|last| (Bytes::copy_from_slice(last.key()), last.revision()));
+        let reached = self.store.revision();
+        self.recent
+            .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
+        let applied = self.store.apply(changes, revision, now)?;
+        if applied.applied > 0
+            && let Some((key, revision)) = last
+        {
+            self.newest_key = Some(key);
+            self.last_event = Some(revision);
+        }
+        Ok(applied)
+    }
+
+    /// The keys.
+    pub(crate) fn tree(&self) -> &Tree {
+        self.store.tree()
+    }
+
+    /// Memory of keys and history, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.store.memory_bytes()
     }
 }
 

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use bytes::Bytes;
 use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
@@ -45,15 +44,16 @@ impl Mirror {
         }
     }
 
-    /// Takes in the result of a load. The mirror stays out of service until its feed is established.
-    pub(crate) fn fill(&self, epoch: Epoch, store: Store) -> Result<(), StaleEpoch> {
+    /// Takes in the result of a load, and returns its number. The mirror stays out of service until its feed is established.
+    pub(crate) fn fill(&self, epoch: Epoch, loaded: impl Into<LoadedStore>) -> Result<u64, StaleEpoch> {
+        let loaded = loaded.into();
         let mut contents = self.contents_of(epoch)?;
-        contents.history.note_known(store.revision());
-        self.held_views.record(&store);
-        contents.loaded = Some(LoadedStore::new(store));
+        contents.history.note_known(loaded.store.revision());
+        self.held_views.record(&loaded.store);
+        contents.loaded = Some(loaded);
         contents.generation += 1;
         contents.resumed_at = None;
-        Ok(())
+        Ok(contents.generation)
     }
 
     /// Bytes of a load that is not in service yet.
@@ -134,29 +134,17 @@ impl Mirror {
         changes: Vec<Change>,
         revision: i64,
     ) -> Result<Applied, StaleEpoch> {
-        let Some(last) = changes.last() else {
-            return Err(StaleEpoch);
-        };
         if !self.prefixes.is_empty() {
             for prefix in changes.iter().filter_map(|change| figure_prefix(change.key())) {
                 self.prefixes.record_write(prefix);
             }
         }
-        let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());
         let now = self.now();
         let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
-        let reached = loaded.store.revision();
-        loaded
-            .recent
-            .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
-        let Ok(applied) = loaded.store.apply(changes, revision, now) else {
+        let Ok(applied) = loaded.apply(changes, revision, now) else {
             self.drop_damaged(contents);
             return Err(StaleEpoch);
         };
-        if applied.applied > 0 {
-            loaded.newest_key = Some(newest_key);
-            loaded.last_event = Some(last_event);
-        }
         self.metrics.events.inc_by(applied.applied as u64);
         self.metrics.events_fenced.inc_by(applied.fenced as u64);
         self.publish(&contents)?;

@@ -1,0 +1,261 @@
+//! The folder of the images (`--image-dir`): its files, who may use it, and how much room it has.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use etcd_store::keyspace::scope::Scope;
+
+/// Part of a file system that images never take, in percent: the disk may be etcd's, too.
+const FREE_PERCENT: u64 = 10;
+
+/// The process that holds the lock on this file writes the images.
+const LOCK: &str = "lock";
+
+/// The folder of the images.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    /// Largest size of all files together, in bytes.
+    max_bytes: u64,
+    lock: Mutex<Option<File>>,
+}
+
+/// A folder that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FolderError {
+    /// It cannot be made or read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It is something else.
+    #[error("it is no folder")]
+    NoFolder,
+    /// Others may read it, or change it.
+    #[error("other users may read or change it (mode {mode:03o}), and images have values of etcd: chmod 700")]
+    Open {
+        /// Permissions.
+        mode: u32,
+    },
+}
+
+/// Files of one image.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    pub(super) base: PathBuf,
+    /// The base that is being written.
+    new_base: PathBuf,
+    pub(super) log: PathBuf,
+}
+
+impl Folder {
+    /// The folder at `path`, which is made if it does not exist.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(super) fn open(path: &Path, max_bytes: u64) -> Result<Folder, FolderError> {
+        Folder::check(path)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        Ok(Folder {
+            path: path.to_path_buf(),
+            max_bytes,
+            lock: Mutex::default(),
+        })
+    }
+
+    /// Refuses a path that is there and cannot be a folder of images.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(super) fn check(path: &Path) -> Result<(), FolderError> {
+        let metadata = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            metadata => metadata?,
+        };
+        if !metadata.is_dir() {
+            return Err(FolderError::NoFolder);
+        }
+        match metadata.mode() & 0o777 {
+            mode if mode & 0o077 == 0 => Ok(()),
+            mode => Err(FolderError::Open { mode }),
+        }
+    }
+
+    /// Files of the image of `scope`.
+    pub(super) fn files(&self, scope: &Scope) -> Files {
+        let mut name = crc32fast::Hasher::new();
+        let (key, end) = (scope.key(), scope.range_end());
+        name.update(&(key.len() as u64).to_le_bytes());
+        name.update(&key);
+        name.update(&end);
+        let path = |suffix: &str| {
+            self.path
+                .join(format!("mirror-{:08x}.{suffix}", name.clone().finalize()))
+        };
+        Files {
+            base: path("base"),
+            new_base: path("base.new"),
+            log: path("log"),
+        }
+    }
+
+    /// Whether this process may write: it does if no other one has the lock.
+    ///
+    /// # Errors
+    /// The lock cannot be made.
+    pub(super) fn lock(&self) -> io::Result<bool> {
+        let mut lock = self.lock.lock();
+        if lock.is_some() {
+            return Ok(true);
+        }
+        let file = open(&self.path.join(LOCK))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                *lock = Some(file);
+                Ok(true)
+            }
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Fails unless there is room for `bytes` more.
+    ///
+    /// # Errors
+    /// The disk is nearly full, or `--image-max-bytes` is reached.
+    pub(super) fn check_room(&self, bytes: u64) -> io::Result<()> {
+        let mut used = 0;
+        for entry in fs::read_dir(&self.path)? {
+            // One that has just been replaced has no length.
+            used += entry?.metadata().map_or(0, |metadata| metadata.len());
+        }
+        let disk = rustix::fs::statvfs(&self.path)?;
+        if used.saturating_add(bytes) > self.max_bytes {
+            return Err(io::Error::other("--image-max-bytes is reached"));
+        }
+        let (free, all) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
+        if has_room(bytes, free, all) {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!(
+                "less than {FREE_PERCENT} % of the disk would be free"
+            )))
+        }
+    }
+
+    /// Waits until names of files are on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+fn has_room(bytes: u64, free: u64, all: u64) -> bool {
+    free.saturating_sub(bytes) >= all / 100 * FREE_PERCENT
+}
+
+impl Files {
+    /// An empty file for a base.
+    pub(super) fn create_base(&self) -> io::Result<File> {
+        let file = open(&self.new_base)?;
+        file.set_len(0)?;
+        Ok(file)
+    }
+
+    /// Puts the base that was written in the place of the one before, whose log belongs to no base from then on.
+    pub(super) fn replace_base(&self, folder: &Folder) -> io::Result<()> {
+        fs::rename(&self.new_base, &self.base)?;
+        folder.sync()
+    }
+
+    /// The log, to be written.
+    pub(super) fn open_log(&self) -> io::Result<File> {
+        open(&self.log)
+    }
+
+    /// Removes the image.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        for path in [&self.base, &self.log, &self.new_base] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens a file that only this user may read, to be written; it is made if it does not exist.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options.open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn folder_that_others_may_read_is_refused() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("new/images");
+        let folder = Folder::open(&path, 1 << 20).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        assert!(folder.lock().unwrap() && folder.lock().unwrap());
+        let file = fs::metadata(path.join(LOCK)).unwrap();
+        assert_eq!(file.mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
+        assert!(matches!(
+            Folder::open(&path, 0),
+            Err(FolderError::Open { mode: 0o750 })
+        ));
+        let file = parent.path().join("file");
+        File::create(&file).unwrap();
+        assert!(matches!(Folder::open(&file, 0), Err(FolderError::NoFolder)));
+    }
+
+    #[test]
+    fn second_process_does_not_write() {
+        let path = tempfile::tempdir().unwrap();
+        fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let [first, second] = [0, 1].map(|_| Folder::open(path.path(), 1 << 20).unwrap());
+        assert!(first.lock().unwrap());
+        assert!(!second.lock().unwrap());
+        drop(first);
+        assert!(second.lock().unwrap());
+    }
+
+    #[test]
+    fn images_leave_room() {
+        let path = tempfile::tempdir().unwrap();
+        fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let folder = Folder::open(path.path(), 1000).unwrap();
+        folder.check_room(1000).unwrap();
+        fs::write(folder.files(&Scope::prefix(b"/a/")).base, [0; 600]).unwrap();
+        folder.check_room(400).unwrap();
+        assert!(folder.check_room(401).is_err());
+        assert!(has_room(800, 1000, 2000) && !has_room(801, 1000, 2000));
+        assert!(!has_room(2000, 1000, 2000));
+    }
+
+    #[test]
+    fn each_scope_has_files_of_its_own() {
+        let path = tempfile::tempdir().unwrap();
+        let folder = Folder {
+            path: path.path().into(),
+            max_bytes: 0,
+            lock: Mutex::default(),
+        };
+        let scopes = [&b"/a/"[..], b"/b/", b"/a", b""].map(Scope::prefix);
+        let mut bases: Vec<_> = scopes.iter().map(|scope| folder.files(scope).base).collect();
+        bases.dedup();
+        assert_eq!(bases.len(), scopes.len());
+        folder.files(&scopes[0]).remove().unwrap();
+    }
+}

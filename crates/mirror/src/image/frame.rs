@@ -1,0 +1,203 @@
+//! Frames: a file is a row of them, each sealed by a checksum, or encrypted.
+//!
+//! ```text
+//! | length of the payload, 4 bytes | kind, 1 byte | payload | seal, 4 bytes (checksum) or 16 (encrypted) |
+//! ```
+//!
+//! A seal also covers the number of its frame, so that frames cannot change places. Numbers begin again with each section
+//! of a file; the [`Header`](super::header::Header) that begins a section is never encrypted, and every other frame of
+//! the section is sealed for that very header.
+
+use std::io::{self, Read};
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
+use bytes::Bytes;
+
+use super::key::ImageKey;
+
+/// Frame that begins a section.
+pub(super) const HEADER: u8 = 1;
+/// Keys and values of a base.
+pub(super) const ENTRIES: u8 = 2;
+/// End of a base.
+pub(super) const END: u8 = 3;
+/// Events of a log.
+pub(super) const EVENTS: u8 = 4;
+
+const PREFIX_BYTES: usize = 5;
+const CHECKSUM_BYTES: usize = 4;
+
+/// A frame that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FrameError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is cut off")]
+    CutOff,
+    #[error("a checksum is wrong")]
+    Checksum,
+    #[error("it is not of --image-key-file, or is damaged")]
+    Seal,
+    #[error("it is encrypted, and there is no --image-key-file")]
+    NoKey,
+    #[error("it is not encrypted, and --image-key-file is given")]
+    NotEncrypted,
+}
+
+/// Frames of one section.
+pub(super) struct Section {
+    /// `None` for checksums.
+    key: Option<LessSafeKey>,
+    /// CRC-32 of the header: a frame of another section has another checksum.
+    header: u32,
+    /// Number of the next frame.
+    next: u64,
+}
+
+impl Section {
+    /// The section of the encoded `header`, which no other section has.
+    pub(super) fn new(header: &[u8], key: Option<&ImageKey>) -> Section {
+        let derived = key.and_then(|key| UnboundKey::new(&AES_256_GCM, &key.derive(header)).ok());
+        debug_assert_eq!(derived.is_some(), key.is_some());
+        Section {
+            key: derived.map(LessSafeKey::new),
+            header: crc32fast::hash(header),
+            next: 0,
+        }
+    }
+
+    /// Appends the next frame, with `payload`, to `out`.
+    ///
+    /// # Errors
+    /// The payload is too large.
+    pub(super) fn write(&mut self, kind: u8, payload: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+        let too_large = || io::Error::other("a frame is too large");
+        let length = u32::try_from(payload.len()).map_err(|_| too_large())?;
+        out.extend_from_slice(&length.to_le_bytes());
+        out.push(kind);
+        let start = out.len();
+        out.extend_from_slice(payload);
+        let number = self.take_number();
+        match &self.key {
+            Some(key) => {
+                let tag = key.seal_in_place_separate_tag(nonce(number), Aad::from([kind]), &mut out[start..]);
+                out.extend_from_slice(tag.map_err(|_| too_large())?.as_ref());
+            }
+            None => out.extend_from_slice(&self.checksum(number, kind, payload).to_le_bytes()),
+        }
+        Ok(())
+    }
+
+    /// Reads the next frame, whose prefix was read: its kind and the length of its payload.
+    fn read(&mut self, from: &mut impl Read, (kind, length): (u8, usize)) -> Result<Bytes, FrameError> {
+        let mut frame = vec![0; length + self.seal_bytes()];
+        from.read_exact(&mut frame)?;
+        let number = self.take_number();
+        let Some(key) = &self.key else {
+            let seal = frame.split_off(length);
+            let is_same = seal == self.checksum(number, kind, &frame).to_le_bytes();
+            return if is_same {
+                Ok(frame.into())
+            } else {
+                Err(FrameError::Checksum)
+            };
+        };
+        let opened = key.open_in_place(nonce(number), Aad::from([kind]), &mut frame);
+        opened.map_err(|_| FrameError::Seal)?;
+        frame.truncate(length);
+        Ok(frame.into())
+    }
+
+    fn seal_bytes(&self) -> usize {
+        self.key.as_ref().map_or(CHECKSUM_BYTES, |_| MAX_TAG_LEN)
+    }
+
+    fn take_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn checksum(&self, number: u64, kind: u8, payload: &[u8]) -> u32 {
+        let mut checksum = crc32fast::Hasher::new_with_initial(self.header);
+        checksum.update(&number.to_le_bytes());
+        checksum.update(&[kind]);
+        checksum.update(payload);
+        checksum.finalize()
+    }
+}
+
+/// The frame that begins a section.
+///
+/// # Errors
+/// The header is too large.
+pub(super) fn write_header(header: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    Section::new(&[], None).write(HEADER, header, out)
+}
+
+/// Reader of a file's frames.
+pub(super) struct Frames<'a, R> {
+    from: R,
+    /// Bytes of the file that were not read yet.
+    left: u64,
+    /// Bytes up to the end of the last whole frame.
+    read: u64,
+    section: Section,
+    key: Option<&'a ImageKey>,
+}
+
+impl<'a, R: Read> Frames<'a, R> {
+    /// Reads the `length` bytes of a file.
+    pub(super) fn new(from: R, length: u64, key: Option<&'a ImageKey>) -> Frames<'a, R> {
+        Frames {
+            from,
+            left: length,
+            read: 0,
+            section: Section::new(&[], None),
+            key,
+        }
+    }
+
+    /// Bytes up to the end of the last whole frame.
+    pub(super) fn read_bytes(&self) -> u64 {
+        self.read
+    }
+
+    /// Kind and payload of the next frame; `None` at the end of the file. A header begins its section.
+    pub(super) fn next(&mut self) -> Result<Option<(u8, Bytes)>, FrameError> {
+        if self.left == 0 {
+            return Ok(None);
+        }
+        let mut prefix = [0; PREFIX_BYTES];
+        let left = self
+            .left
+            .checked_sub(PREFIX_BYTES as u64)
+            .ok_or(FrameError::CutOff)?;
+        self.from.read_exact(&mut prefix)?;
+        let [a, b, c, d, kind] = prefix;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        let mut of_header = Section::new(&[], None);
+        let section = if kind == HEADER {
+            &mut of_header
+        } else {
+            &mut self.section
+        };
+        // Before memory is taken for it.
+        let left = left
+            .checked_sub((length + section.seal_bytes()) as u64)
+            .ok_or(FrameError::CutOff)?;
+        let payload = section.read(&mut self.from, (kind, length))?;
+        if kind == HEADER {
+            self.section = Section::new(&payload, self.key);
+        }
+        self.read += self.left - left;
+        self.left = left;
+        Ok(Some((kind, payload)))
+    }
+}
+
+/// A number is used once with a key: each section has its own.
+fn nonce(number: u64) -> Nonce {
+    let mut nonce = [0; NONCE_LEN];
+    nonce[..8].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(nonce)
+}

@@ -1,0 +1,127 @@
+//! [`Images`]: where images are, and how they are written.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+
+use super::folder::{Files, Folder, FolderError};
+use super::header::Header;
+use super::key::ImageKey;
+use crate::flags::MirrorConfig;
+use etcd_store::keyspace::scope::Scope;
+
+/// Where images are, and how they are written.
+#[derive(Debug)]
+pub(crate) struct Images {
+    pub(super) folder: Folder,
+    pub(super) key: Option<ImageKey>,
+    /// `--image-max-bytes-per-second`
+    pub(super) max_bytes_per_second: u64,
+    /// Images that a mirror was restored from, by the mirror's name, until their logs are continued.
+    restored: Mutex<HashMap<String, Continuation>>,
+}
+
+/// Image whose log can be continued.
+#[derive(Debug)]
+pub(super) struct Continuation {
+    pub(super) header: Header,
+    pub(super) base_bytes: u64,
+    /// Bytes of the log that were used.
+    pub(super) log_bytes: u64,
+    /// Revision that the image has reached.
+    pub(super) revision: i64,
+    /// Load of the mirror that the image has become.
+    pub(super) generation: u64,
+}
+
+/// Flags of images that cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ImageError {
+    /// The folder cannot be used.
+    #[error("--image-dir {}: {error}", .path.display())]
+    Folder {
+        /// The flag.
+        path: PathBuf,
+        /// Why.
+        error: String,
+    },
+    /// The key cannot be used.
+    #[error("--image-key-file {}: {error}", .path.display())]
+    Key {
+        /// The flag.
+        path: PathBuf,
+        /// Why.
+        error: String,
+    },
+    /// A flag is without effect.
+    #[error("{0} has no effect without --image-dir: add --image-dir, or remove it")]
+    WithoutFolder(&'static str),
+}
+
+/// Refuses flags of images that cannot be used.
+///
+/// # Errors
+/// [`ImageError`]
+pub fn check_images(flags: &MirrorConfig) -> Result<(), ImageError> {
+    let Some(path) = &flags.image_dir else {
+        return match flags.image_key_file {
+            Some(_) => Err(ImageError::WithoutFolder("--image-key-file")),
+            None => Ok(()),
+        };
+    };
+    read_key(flags)?;
+    Folder::check(path).map_err(|error| ImageError::folder(path, &error))
+}
+
+fn read_key(flags: &MirrorConfig) -> Result<Option<ImageKey>, ImageError> {
+    let read = |path: &PathBuf| {
+        ImageKey::read(path).map_err(|error| ImageError::Key {
+            path: path.clone(),
+            error: error.to_string(),
+        })
+    };
+    flags.image_key_file.as_ref().map(read).transpose()
+}
+
+impl ImageError {
+    fn folder(path: &Path, error: &FolderError) -> ImageError {
+        ImageError::Folder {
+            path: path.to_path_buf(),
+            error: error.to_string(),
+        }
+    }
+}
+
+impl Images {
+    /// Images as `flags` say; `None` without `--image-dir`.
+    ///
+    /// # Errors
+    /// [`ImageError`]
+    pub(crate) fn open(flags: &MirrorConfig) -> Result<Option<Images>, ImageError> {
+        check_images(flags)?;
+        let Some(path) = &flags.image_dir else {
+            return Ok(None);
+        };
+        let folder = Folder::open(path, flags.image_max_bytes);
+        Ok(Some(Images {
+            key: read_key(flags)?,
+            folder: folder.map_err(|error| ImageError::folder(path, &error))?,
+            max_bytes_per_second: flags.image_max_bytes_per_second,
+            restored: Mutex::default(),
+        }))
+    }
+
+    pub(super) fn files(&self, scope: &Scope) -> Files {
+        self.folder.files(scope)
+    }
+
+    /// Has the log of an image continued, which the mirror of this name was restored from.
+    pub(super) fn continue_later(&self, mirror: &str, continuation: Continuation) {
+        self.restored.lock().insert(mirror.to_owned(), continuation);
+    }
+
+    pub(super) fn take_continuation(&self, mirror: &str) -> Option<Continuation> {
+        self.restored.lock().remove(mirror)
+    }
+}

@@ -1,0 +1,36 @@
+//! Images of mirrors on the disk (`--image-dir`), for a start that reads from etcd what has changed since.
+//!
+//! An image is a base, every key at one revision, and a log of the events since. What is read from it is no more than a
+//! beginning: etcd's position must be of the same history, and then the proofs of a feed decide as after any break. Damaged
+//! and foreign images are discarded. A disk that is full or slow stops the writing and nothing else.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `images` | flags: where images are, and how they are written |
+//! | `folder` | files, permissions, the lock, room on the disk |
+//! | `frame` | frames with a checksum, or encrypted |
+//! | `header` | what begins each section of a file |
+//! | `base`, `log` | the two files of an image |
+//! | `keep` | the task that writes an image |
+//! | `restore` | a start from an image |
+//! | `key` | the key of encrypted images |
+//! | `error` | why an image is of no use |
+
+mod base;
+mod error;
+mod folder;
+mod frame;
+mod header;
+mod images;
+mod keep;
+mod key;
+mod log;
+mod restore;
+
+pub(crate) use images::Images;
+pub use images::{ImageError, check_images};
+pub(crate) use keep::keep;
+pub(crate) use restore::{Proven, Restored, read};
+
+#[cfg(test)]
+mod tests;
