@@ -114,12 +114,7 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
 }
 
 /// Measures a start from an image that a process before has left.
-async fn start_from_image(
-    suite: &Suite,
-    setup: &Setup,
-    folder: &Path,
-    endpoint: Endpoint<'_>,
-) -> Result<Row> {
+async fn start_from_image(suite: &Suite, setup: &Setup, folder: &Path, endpoint: Endpoint) -> Result<Row> {
     progress("start from an image");
     let images = format!("--image-dir={}", folder.join("images").display());
     let start =

@@ -277,6 +277,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"metrics.clientsTop=-1", "at '/metrics/clientsTop'"},
 			{"cache.whenBehind=wait", "at '/cache/whenBehind'"},
 			{"cache.warmFrom={rangecache:23790}", "at '/cache/warmFrom/0'"},
+			{"cache.image.hostPath=images", "at '/cache/image/hostPath'"},
 			{"cache.shadow=2", "at '/cache/shadow'"},
 			{"watches.cache=on", "at '/watches/cache'"},
 			{"etcd.callerIs=certificate,etcd.user=a,etcd.passwordFile=b", "it excludes etcd.user"},

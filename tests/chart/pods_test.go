@@ -273,6 +273,7 @@ func TestValuesBecomeFlags(t *testing.T) {
 		"cache.shadow=0.01":                      "--shadow=0.01",
 		"cache.serveStale=5m":                    "--serve-stale=5m",
 		"cache.warmFrom={http://a:1,http://b:1}": "--warm-from=http://a:1,http://b:1",
+		"cache.image.hostPath=/var/lib/images":   "--image-dir=/var/lib/rangecache",
 		"watches.cache=off":                      "--watch-cache=off",
 		"watches.maxBytes=128Mi":                 "--watch-max-bytes=134217728",
 		"watches.progressNotifyInterval=1m":      "--watch-progress-notify-interval=1m",
