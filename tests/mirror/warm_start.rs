@@ -109,7 +109,7 @@ async fn neighbours_that_are_of_no_use_cost_nothing_but_time() {
     let log = second.log();
     assert_eq!(log.matches("a neighbour is of no use").count(), 4, "{log}");
     assert_eq!(
-        log.matches("the neighbour's keys are of another cluster or history")
+        log.matches("the keys of the neighbour or image are of another cluster or history")
             .count(),
         1,
         "{log}"
