@@ -146,11 +146,13 @@ impl Keeper<'_> {
     }
 
     async fn try_step(&mut self) -> io::Result<()> {
+        let epoch = self.mirror.epoch();
+        // Also without the lock: otherwise the end of that epoch would be waited for again.
+        let has_ended = epoch != std::mem::replace(&mut self.epoch, epoch);
         if !self.images.folder.lock()? {
             return Ok(());
         }
-        let epoch = self.mirror.epoch();
-        if epoch != std::mem::replace(&mut self.epoch, epoch) {
+        if has_ended {
             // Its keys were wrong, or of another history.
             self.remove().await;
         }
@@ -326,4 +328,36 @@ impl Keeper<'_> {
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
     let result = tokio::task::spawn_blocking(work).await;
     result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, serve};
+    use rangecache_base::telemetry::Reason;
+
+    #[tokio::test]
+    async fn end_of_an_epoch_is_waited_for_once_also_without_the_lock() {
+        let (bench, dir) = (Bench::new().await, tempfile::tempdir().unwrap());
+        let flag = format!("--image-dir={}", dir.path().join("images").display());
+        let [first, second] = [0, 1].map(|_| bench.mirrors(&[&flag]));
+        assert!(first.images.as_ref().unwrap().folder.lock().unwrap());
+        let (mirror, images) = (second.at(0).unwrap(), second.images.as_ref().unwrap());
+        let stop = CancellationToken::new();
+        let mut keeper = Keeper {
+            images,
+            cluster_state: &second.cluster_state,
+            mirror,
+            stop: &stop,
+            files: images.files(&mirror.scope),
+            kept: None,
+            epoch: mirror.epoch(),
+            backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_LAST),
+            has_failed: false,
+        };
+        serve(mirror, 4);
+        mirror.end_epoch(mirror.epoch(), Reason::Mismatch).unwrap();
+        keeper.try_step().await.unwrap();
+        assert_eq!(keeper.epoch, mirror.epoch());
+    }
 }

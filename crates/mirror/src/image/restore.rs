@@ -33,6 +33,8 @@ pub(crate) struct Restored {
     header: Header,
     base_bytes: u64,
     log_bytes: u64,
+    /// Whether no other process could write the image since it was read.
+    is_ours: bool,
 }
 
 /// How an image is of use.
@@ -58,9 +60,11 @@ pub(crate) async fn read(
         Arc::clone(&memory),
     );
     let mut reading = tokio::task::spawn_blocking(move || {
-        read_files(&images, &scope, bounds, (limits, now), |bytes| {
-            recorded.store(bytes, Ordering::Relaxed);
-        })
+        // A folder that cannot be locked can be read.
+        let is_ours = images.folder.lock().unwrap_or(false);
+        let record = |bytes| recorded.store(bytes, Ordering::Relaxed);
+        let restored = read_files(&images, &scope, bounds, (limits, now), record)?;
+        Ok(Restored { is_ours, ..restored })
     });
     let read = loop {
         tokio::select! {
@@ -139,6 +143,7 @@ pub(super) fn read_files(
         header,
         base_bytes,
         log_bytes,
+        is_ours: false,
     })
 }
 
@@ -195,7 +200,7 @@ impl Restored {
         &self.header
     }
 
-    /// Fills `mirror`, which a feed may put in service; the image is continued from then on. Returns its keys and their
+    /// Fills `mirror`, which a feed may put in service; an image that no other process writes is continued from then on. Returns its keys and their
     /// bytes.
     pub(crate) fn fill(
         self: Box<Self>,
@@ -208,16 +213,18 @@ impl Restored {
             self.loaded.tree().summary().encoded_bytes,
         );
         let generation = mirror.fill(epoch, self.loaded)?;
-        images.continue_later(
-            &mirror.name,
-            Continuation {
-                header: self.header,
-                base_bytes: self.base_bytes,
-                log_bytes: self.log_bytes,
-                revision: self.reached.revision,
-                generation,
-            },
-        );
+        if self.is_ours {
+            images.continue_later(
+                &mirror.name,
+                Continuation {
+                    header: self.header,
+                    base_bytes: self.base_bytes,
+                    log_bytes: self.log_bytes,
+                    revision: self.reached.revision,
+                    generation,
+                },
+            );
+        }
         Ok((keys, bytes))
     }
 }

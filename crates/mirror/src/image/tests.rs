@@ -591,3 +591,25 @@ async fn second_process_on_a_folder_reads_and_does_not_write() {
     second.reaches(6).await;
     second.image_reaches(&dir, 6).await;
 }
+
+#[tokio::test]
+async fn image_that_another_process_has_replaced_is_not_continued() {
+    let (dir, bench) = (Dir::new(), Bench::new().await);
+    let first = Process::start(&bench, &dir);
+    first.image_reaches(&dir, 4).await;
+    let second = Process::start(&bench, &dir);
+    second.reaches(4).await;
+    let base = dir.images(None).files(&Scope::prefix(b"")).base;
+    let before = fs::read(&base).unwrap();
+    let epoch = first.mirror().epoch();
+    let wrong = rangecache_base::telemetry::Reason::Mismatch;
+    first.mirror().end_epoch(epoch, wrong).unwrap();
+    first
+        .until(|_| fs::read(&base).is_ok_and(|base| base != before))
+        .await;
+    first.image_reaches(&dir, 4).await;
+    first.stop().await;
+    bench.etcd.lock().put("d", "event");
+    second.reaches(5).await;
+    second.image_reaches(&dir, 5).await;
+}

@@ -134,6 +134,9 @@ impl Mirror {
         changes: Vec<Change>,
         revision: i64,
     ) -> Result<Applied, StaleEpoch> {
+        if changes.is_empty() {
+            return Err(StaleEpoch);
+        }
         if !self.prefixes.is_empty() {
             for prefix in changes.iter().filter_map(|change| figure_prefix(change.key())) {
                 self.prefixes.record_write(prefix);
