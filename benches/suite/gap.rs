@@ -82,14 +82,11 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
         let cpu = CpuSample::of(rangecache.pid())?;
         let before = Before::now(&setup).await?;
         link.set(Condition::Normal);
-        while metric(&rangecache, "rangecache_mirror_reloads_total").await? == loads
-            || metric(&rangecache, "rangecache_mirror_in_service").await? < 1.0
-        {
-            if before.at.elapsed() > DEADLINE {
-                bail!("rangecache is not back after {DEADLINE:?}");
-            }
-            tokio::time::sleep(POLL).await;
-        }
+        until("rangecache is back", async || {
+            let has_loaded = metric(&rangecache, "rangecache_mirror_reloads_total").await? != loads;
+            Ok(has_loaded && metric(&rangecache, "rangecache_mirror_in_service").await? >= 1.0)
+        })
+        .await?;
         let what = format!("{percent} % changed");
         rows.push(measured(&setup, &rangecache, what, before, (&cpu, kept)).await?);
     }
@@ -121,19 +118,28 @@ async fn start_from_image(suite: &Suite, setup: &Setup, folder: &Path, endpoint:
         async || processes::start_rangecache(&suite.binaries, folder, &[endpoint], &[&images], &[]).await;
     let mut first = start().await?;
     first.wait_ready().await?;
-    let began = Instant::now();
-    while metric(&first, "rangecache_mirror_image_bytes").await? == 0.0 {
-        if began.elapsed() > DEADLINE {
-            bail!("there is no image after {DEADLINE:?}");
-        }
-        tokio::time::sleep(POLL).await;
-    }
+    until("there is an image", async || {
+        Ok(metric(&first, "rangecache_mirror_image_bytes").await? > 0.0)
+    })
+    .await?;
     drop(first);
     let before = Before::now(setup).await?;
     let mut second = start().await?;
     second.wait_ready().await?;
     let nothing = (&CpuSample::default(), 0.0);
     measured(setup, &second, "start from an image".into(), before, nothing).await
+}
+
+/// Waits until `condition` holds.
+async fn until(what: &str, condition: impl AsyncFn() -> Result<bool>) -> Result<()> {
+    let began = Instant::now();
+    while !condition().await? {
+        if began.elapsed() > DEADLINE {
+            bail!("not after {DEADLINE:?}: {what}");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
 }
 
 /// The cost since `before`, and since these figures of rangecache: its CPU, and what it did not have to read.

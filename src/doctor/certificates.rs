@@ -1,7 +1,7 @@
 //! Certificates of rangecache and of etcd: names and validity.
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
@@ -11,6 +11,7 @@ use super::members::Member;
 use super::model::{Area, Report};
 use crate::config::Config;
 use crate::diagnosis::{Finding, FindingId};
+use rangecache_base::unix_time;
 use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Remaining validity below which a certificate is reported.
@@ -74,8 +75,7 @@ pub(super) async fn examine_members(members: &[Member], connector: &Connector, r
 }
 
 fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Report) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    let now = unix_time::now_seconds();
     let left = facts.not_after_seconds - now;
     let names = match facts.names.as_slice() {
         [] => String::new(),

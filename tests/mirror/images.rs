@@ -9,18 +9,14 @@ use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, put_when_possible, recovers};
 use testkit::wait::{SOON, until};
 
+use crate::warm_start::filled_with;
+
 const PREFIX: &str = "/image/";
 const KEYS: usize = 300;
 const VALUE_BYTES: usize = 1_000;
 
 async fn filled(version: Version) -> Etcd {
-    let etcd = Etcd::start(version).await;
-    let client = etcd.client().await;
-    for n in 0..KEYS {
-        let put = client.put(format!("{PREFIX}{n:03}"), "v".repeat(VALUE_BYTES));
-        put.await.expect("etcd writes");
-    }
-    etcd
+    filled_with(version, PREFIX, KEYS, VALUE_BYTES).await
 }
 
 async fn start(etcd: &Etcd, folder: &Path) -> Rangecache {

@@ -11,10 +11,15 @@ const KEYS: usize = 500;
 const VALUE_BYTES: usize = 1_000;
 
 async fn filled(version: Version) -> Etcd {
+    filled_with(version, PREFIX, KEYS, VALUE_BYTES).await
+}
+
+/// An etcd with `keys` keys below `prefix`.
+pub(crate) async fn filled_with(version: Version, prefix: &str, keys: usize, value_bytes: usize) -> Etcd {
     let etcd = Etcd::start(version).await;
     let client = etcd.client().await;
-    for n in 0..KEYS {
-        let put = client.put(format!("{PREFIX}{n:03}"), "v".repeat(VALUE_BYTES));
+    for n in 0..keys {
+        let put = client.put(format!("{prefix}{n:03}"), "v".repeat(value_bytes));
         put.await.expect("etcd writes");
     }
     etcd

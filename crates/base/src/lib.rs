@@ -10,6 +10,7 @@
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 //! | [`simulated`] | connections within the process, for tests |
+//! | [`unix_time`] | the present time in seconds since 1970 |
 //! | [`wake_gated`] | futures that are polled only once they were woken |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -23,4 +24,5 @@ pub mod net;
 pub mod panics;
 pub mod simulated;
 pub mod telemetry;
+pub mod unix_time;
 pub mod wake_gated;

@@ -22,6 +22,9 @@ fn load_causes() -> impl Iterator<Item = &'static str> {
     own.into_iter().chain(behind.map(|reason| reason.as_str()))
 }
 
+/// Values of the label `source` of what loads did not have to read.
+pub const ADOPTION_SOURCES: [&str; 3] = ["memory", "neighbour", "image"];
+
 metric_group! {
     /// Metrics of all mirrors, by the mirror's name in the log.
     pub struct MirrorsMetrics by mirror;
@@ -104,11 +107,11 @@ metric_group! {
         /// behind a compaction, `neighbour` (`--warm-from`), or `image` (`--image-dir`)
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ["memory", "neighbour", "image"];
+        pub adopted[source]: Counter = "rangecache_mirror_adopted_total", from_zero = ADOPTION_SOURCES;
         /// Bytes of keys and values that these loads did not have to read
         ///
         /// Useful when: reloads cost etcd much
-        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ["memory", "neighbour", "image"];
+        pub adopted_bytes[source]: Counter = "rangecache_mirror_adopted_bytes_total", from_zero = ADOPTION_SOURCES;
         /// Bytes of the mirror's image on the disk (`--image-dir`); 0 without one
         ///
         /// Useful when: sizing the disk

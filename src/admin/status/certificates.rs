@@ -1,16 +1,14 @@
 //! When the files of certificates expire.
 
-use std::time::SystemTime;
-
 use super::model::CertificateStatus;
 use crate::admin::handles::Handles;
+use rangecache_base::unix_time;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// Certificates and revocation lists, those that expire first at the beginning.
 pub(in crate::admin) fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let now = unix_time::now_seconds();
     let files = handles.metrics.tls.not_after();
     let mut certificates: Vec<_> = files
         .into_iter()

@@ -23,6 +23,8 @@ use model::{
     AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Status, StreamCount, WatchStatus,
 };
 use rangecache_base::telemetry::outcome::Outcome;
+use rangecache_base::unix_time;
+use rangecache_mirror::metrics::ADOPTION_SOURCES;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};
 use samples::OpenWatches;
@@ -137,7 +139,6 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
     // The highest revision that etcd is known to have.
     let known = handles.mirrors.cluster_state.known();
     let stale = handles.mirrors.stale_view(mirror);
-    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
     let revision = mirror.revision();
     let in_service = revision.ok();
     MirrorStatus {
@@ -168,7 +169,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
 
 fn adopted(mirror: &Mirror) -> Vec<AdoptedStatus> {
     let bytes = |source| mirror.metrics.adopted_bytes.of(source).get();
-    let sources = ["memory", "neighbour", "image"].map(|source| AdoptedStatus {
+    let sources = ADOPTION_SOURCES.map(|source| AdoptedStatus {
         source,
         bytes: bytes(source),
     });
@@ -177,21 +178,23 @@ fn adopted(mirror: &Mirror) -> Vec<AdoptedStatus> {
 
 fn image(mirror: &Mirror) -> ImageStatus {
     let gauges = &mirror.metrics;
-    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let age = |written: u64| now.map_or(0, |now| now.as_secs().saturating_sub(written));
+    let age = |written: i64| unsigned(unix_time::now_seconds().saturating_sub(written));
     ImageStatus {
         bytes: unsigned(gauges.image_bytes.get()),
-        age_seconds: Some(unsigned(gauges.image_written.get()))
+        age_seconds: Some(gauges.image_written.get())
             .filter(|written| *written > 0)
             .map(age),
         is_failing: gauges.image_failed.get() > 0,
     }
 }
 
+/// Value of a gauge that is never negative.
+fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
 fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
     let metrics = &handles.metrics.proxy.watches;
-    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
     let hubs = handles.mirrors.all();
     let held: Vec<_> = hubs
         .filter_map(|mirror| Some(handles.mirrors.watch_hub(mirror)?.held()))

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -12,6 +12,7 @@ use tokio::time::MissedTickBehavior;
 use super::files::{FileError, Files};
 use super::metrics::TlsMetrics;
 use rangecache_base::telemetry::Metrics;
+use rangecache_base::unix_time;
 
 /// A value built from files, with the times at which they expire.
 pub(super) struct LoadedFiles<T> {
@@ -127,7 +128,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
     fn export_expiries(&self, expiries: &[(&'static str, i64)]) {
         for (file, not_after_seconds) in expiries {
             self.metrics.set_not_after(self.side, file, *not_after_seconds);
-            if *not_after_seconds <= now_seconds() {
+            if *not_after_seconds <= unix_time::now_seconds() {
                 tracing::warn!(
                     side = self.side,
                     file,
@@ -137,12 +138,4 @@ impl<T: Send + Sync + 'static> Watched<T> {
             }
         }
     }
-}
-
-fn now_seconds() -> i64 {
-    SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .ok()
-        .and_then(|since| i64::try_from(since.as_secs()).ok())
-        .unwrap_or(0)
 }

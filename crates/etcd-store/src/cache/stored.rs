@@ -170,7 +170,10 @@ pub struct Unpacker {
 
 impl Unpacker {
     /// The plain entry of `stored`, which must have its value.
-    pub(super) fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
+    ///
+    /// # Errors
+    /// The packed block is damaged.
+    pub fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
         let (packed, index) = match stored.parts() {
             Ok(entry) => return Ok(entry.clone()),
             Err(packed) => packed,

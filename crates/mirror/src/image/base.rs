@@ -4,16 +4,16 @@
 //! the number of keys: a base without it was not finished.
 
 use std::fs::File;
-use std::io::{self, Read, Write as _};
+use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use bytes::{Buf as _, Bytes};
 
 use super::error::Useless;
-use super::frame::{END, ENTRIES, Frames, HEADER, Section, write_header};
+use super::frame::{END, ENTRIES, FrameWriter, Frames, HEADER};
 use super::header::Header;
 use super::key::ImageKey;
-use etcd_store::cache::{MalformedKeyValue, Packing, Tree, TreeBuilder};
+use etcd_store::cache::{MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
 use etcd_store::keyspace::scope::Scope;
 
 /// Entries of a piece, in bytes; a larger entry is a piece of its own.
@@ -23,24 +23,16 @@ const MAX_RATIO: usize = 256;
 
 /// A base that is being written.
 pub(super) struct BaseWriter {
-    file: File,
-    section: Section,
+    frames: FrameWriter,
     keys: u64,
-    bytes: u64,
 }
 
 impl BaseWriter {
     /// Begins a base in an empty file.
-    pub(super) fn begin(mut file: File, header: &Header, key: Option<&ImageKey>) -> io::Result<BaseWriter> {
-        let header = header.encoded();
-        let mut frame = Vec::new();
-        write_header(&header, &mut frame)?;
-        file.write_all(&frame)?;
+    pub(super) fn begin(file: File, header: &Header, key: Option<&ImageKey>) -> io::Result<BaseWriter> {
         Ok(BaseWriter {
-            file,
-            section: Section::new(&header, key),
+            frames: FrameWriter::begin(file, 0, &header.encoded(), key)?,
             keys: 0,
-            bytes: frame.len() as u64,
         })
     }
 
@@ -50,12 +42,14 @@ impl BaseWriter {
     /// The file cannot be written, or a packed block of the tree is damaged.
     pub(super) fn write_piece(&mut self, tree: &Tree) -> io::Result<bool> {
         let (mut piece, mut keys, mut damaged) = (Vec::new(), 0, None);
+        // Neighbours share packed blocks.
+        let mut unpacker = Unpacker::default();
         tree.for_each_from(self.keys, |stored| {
             if !piece.is_empty() && piece.len() + stored.encoded_len() > PIECE_BYTES {
                 return ControlFlow::Break(());
             }
             keys += 1;
-            match stored.read() {
+            match unpacker.read(stored) {
                 Ok(entry) => {
                     let message = entry.key_value();
                     piece.extend_from_slice(&(message.len() as u64).to_le_bytes());
@@ -73,7 +67,8 @@ impl BaseWriter {
         }
         self.keys += keys;
         if !piece.is_empty() {
-            self.write(ENTRIES, &lz4_flex::block::compress_prepend_size(&piece))?;
+            self.frames
+                .write(ENTRIES, &lz4_flex::block::compress_prepend_size(&piece))?;
         }
         Ok(self.keys == tree.len())
     }
@@ -81,22 +76,14 @@ impl BaseWriter {
     /// Ends the base, once it is on the disk; returns its length in bytes.
     pub(super) fn finish(mut self) -> io::Result<u64> {
         let keys = self.keys.to_le_bytes();
-        self.write(END, &keys)?;
-        self.file.sync_all()?;
-        Ok(self.bytes)
+        self.frames.write(END, &keys)?;
+        self.frames.file().sync_all()?;
+        Ok(self.frames.bytes())
     }
 
     /// Bytes that were written.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn write(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
-        let mut frame = Vec::new();
-        self.section.write(kind, payload, &mut frame)?;
-        self.file.write_all(&frame)?;
-        self.bytes += frame.len() as u64;
-        Ok(())
+        self.frames.bytes()
     }
 }
 

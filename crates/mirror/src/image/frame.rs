@@ -8,7 +8,8 @@
 //! of a file; the [`Header`](super::header::Header) that begins a section is never encrypted, and every other frame of
 //! the section is sealed for that very header.
 
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
 use bytes::Bytes;
@@ -45,7 +46,7 @@ pub(super) enum FrameError {
 }
 
 /// Frames of one section.
-pub(super) struct Section {
+struct Section {
     /// `None` for checksums.
     key: Option<LessSafeKey>,
     /// CRC-32 of the header: a frame of another section has another checksum.
@@ -56,7 +57,7 @@ pub(super) struct Section {
 
 impl Section {
     /// The section of the encoded `header`, which no other section has.
-    pub(super) fn new(header: &[u8], key: Option<&ImageKey>) -> Section {
+    fn new(header: &[u8], key: Option<&ImageKey>) -> Section {
         let derived = key.and_then(|key| UnboundKey::new(&AES_256_GCM, &key.derive(header)).ok());
         debug_assert_eq!(derived.is_some(), key.is_some());
         Section {
@@ -70,7 +71,7 @@ impl Section {
     ///
     /// # Errors
     /// The payload is too large.
-    pub(super) fn write(&mut self, kind: u8, payload: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
+    fn write(&mut self, kind: u8, payload: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
         let too_large = || io::Error::other("a frame is too large");
         let length = u32::try_from(payload.len()).map_err(|_| too_large())?;
         out.extend_from_slice(&length.to_le_bytes());
@@ -126,12 +127,51 @@ impl Section {
     }
 }
 
-/// The frame that begins a section.
-///
-/// # Errors
-/// The header is too large.
-pub(super) fn write_header(header: &[u8], out: &mut Vec<u8>) -> io::Result<()> {
-    Section::new(&[], None).write(HEADER, header, out)
+/// Writer of one section at the end of a file.
+pub(super) struct FrameWriter {
+    file: File,
+    section: Section,
+    bytes: u64,
+}
+
+impl FrameWriter {
+    /// Begins the section of the encoded `header` in a file, of which the first `length` bytes are kept.
+    pub(super) fn begin(
+        mut file: File,
+        length: u64,
+        header: &[u8],
+        key: Option<&ImageKey>,
+    ) -> io::Result<FrameWriter> {
+        file.set_len(length)?;
+        file.seek(SeekFrom::End(0))?;
+        let mut writer = FrameWriter {
+            file,
+            section: Section::new(&[], None),
+            bytes: length,
+        };
+        writer.write(HEADER, header)?;
+        writer.section = Section::new(header, key);
+        Ok(writer)
+    }
+
+    /// Appends a frame.
+    pub(super) fn write(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
+        let mut frame = Vec::new();
+        self.section.write(kind, payload, &mut frame)?;
+        self.file.write_all(&frame)?;
+        self.bytes += frame.len() as u64;
+        Ok(())
+    }
+
+    /// The file.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Bytes of the file.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 /// Reader of a file's frames.

@@ -94,12 +94,11 @@ impl ImageError {
 }
 
 impl Images {
-    /// Images as `flags` say; `None` without `--image-dir`.
+    /// Images as `flags` say, which [`check_images`] has accepted; `None` without `--image-dir`.
     ///
     /// # Errors
     /// [`ImageError`]
     pub(crate) fn open(flags: &MirrorConfig) -> Result<Option<Images>, ImageError> {
-        check_images(flags)?;
         let Some(path) = &flags.image_dir else {
             return Ok(None);
         };

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +17,7 @@ use crate::view::{Epoch, LogRead, Mirror};
 use etcd_store::cache::Batch;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::metrics::gauge;
+use rangecache_base::unix_time;
 use rangecache_upstream::Backoff;
 
 /// Interval at which events are appended: a crash loses those of this time, which are in etcd.
@@ -115,6 +116,11 @@ impl Kept {
         self.base_bytes + self.log.bytes()
     }
 
+    /// Whether `log` has every event that the image lacks.
+    fn continues_with(&self, log: &LogRead) -> bool {
+        self.generation == log.generation && self.revision >= log.complete_after
+    }
+
     fn may_grow(&self) -> bool {
         self.log.bytes() <= (self.base_bytes / LOG_FRACTION).max(LOG_MIN_BYTES)
     }
@@ -166,9 +172,10 @@ impl Keeper<'_> {
         let Some(reached) = self.fingerprint(&log) else {
             return Ok(());
         };
-        let continues =
-            |kept: &Kept| kept.generation == log.generation && kept.revision >= log.complete_after;
-        match self.kept.take_if(|kept| continues(kept) && kept.may_grow()) {
+        match self
+            .kept
+            .take_if(|kept| kept.continues_with(&log) && kept.may_grow())
+        {
             Some(kept) => self.append(kept, reached, log.batches).await,
             None => self.write_base(log.generation).await,
         }
@@ -199,9 +206,7 @@ impl Keeper<'_> {
     async fn append_last(&mut self) {
         let Some(kept) = self.kept.take() else { return };
         let log = self.mirror.observe(kept.revision, usize::MAX).log;
-        let Some(log) =
-            log.filter(|log| log.generation == kept.generation && kept.revision >= log.complete_after)
-        else {
+        let Some(log) = log.filter(|log| kept.continues_with(log)) else {
             return;
         };
         if let Some(reached) = self.fingerprint(&log) {
@@ -254,32 +259,32 @@ impl Keeper<'_> {
         if self.mirror.observe(i64::MAX, 0).log.map(|log| log.generation) != Some(generation) {
             return Ok(());
         }
-        let kept = blocking(move || {
+        let base_bytes = blocking(move || {
             let base_bytes = writer.finish()?;
             files.replace_base(&images.folder)?;
-            let section = header.of_next_section();
-            let log = LogWriter::begin(files.open_log()?, 0, &section, images.key.as_ref())?;
-            Ok(Kept {
-                base_bytes,
-                log,
-                revision: fingerprint.revision,
-                generation,
-            })
+            Ok(base_bytes)
         });
-        let kept = kept.await?;
+        let begun = Continuation {
+            header,
+            base_bytes: base_bytes.await?,
+            log_bytes: 0,
+            revision: fingerprint.revision,
+            generation,
+        };
+        let bytes = begun.base_bytes;
+        self.continue_log(begun).await?;
         tracing::info!(
             mirror = self.mirror.name,
-            revision = kept.revision,
+            revision = fingerprint.revision,
             keys = view.tree.len(),
-            bytes = kept.base_bytes,
+            bytes,
             seconds = began.elapsed().as_secs_f64(),
             "an image was written"
         );
-        self.record(kept);
         Ok(())
     }
 
-    /// Continues the log of the image that the mirror was restored from.
+    /// Continues the log of a base: a new one, or that of the image that the mirror was restored from.
     async fn continue_log(&mut self, continuation: Continuation) -> io::Result<()> {
         let (images, files) = (Arc::clone(self.images), self.files.clone());
         let kept = blocking(move || {
@@ -304,10 +309,7 @@ impl Keeper<'_> {
     fn record(&mut self, kept: Kept) {
         let metrics = &self.mirror.metrics;
         metrics.image_bytes.set(gauge(kept.bytes()));
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        metrics
-            .image_written
-            .set(gauge(now.map_or(0, |now| now.as_secs())));
+        metrics.image_written.set(unix_time::now_seconds());
         self.kept = Some(kept);
     }
 

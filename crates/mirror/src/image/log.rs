@@ -4,12 +4,12 @@
 //! before it, ends the log: the image is only older then.
 
 use std::fs::File;
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read};
 
 use bytes::{Buf as _, Bytes};
 
 use super::base::take_message;
-use super::frame::{EVENTS, Frames, HEADER, Section, write_header};
+use super::frame::{EVENTS, FrameWriter, Frames, HEADER};
 use super::header::Header;
 use super::key::ImageKey;
 use crate::history::Fingerprint;
@@ -33,42 +33,27 @@ pub(super) struct Events {
 }
 
 /// A log that is being written.
-pub(super) struct LogWriter {
-    file: File,
-    section: Section,
-    bytes: u64,
-}
+pub(super) struct LogWriter(FrameWriter);
 
 impl LogWriter {
     /// Begins a section of `header` in a file, of which the first `length` bytes are kept.
     pub(super) fn begin(
-        mut file: File,
+        file: File,
         length: u64,
         header: &Header,
         key: Option<&ImageKey>,
     ) -> io::Result<LogWriter> {
-        file.set_len(length)?;
-        file.seek(SeekFrom::End(0))?;
-        let header = header.encoded();
-        let mut frame = Vec::new();
-        write_header(&header, &mut frame)?;
-        file.write_all(&frame)?;
-        Ok(LogWriter {
-            file,
-            section: Section::new(&header, key),
-            bytes: length + frame.len() as u64,
-        })
+        FrameWriter::begin(file, length, &header.encoded(), key).map(LogWriter)
     }
 
     /// Bytes of the file.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.0.bytes()
     }
 
     /// Appends the events of `batches` behind `after`, every one up to that of `reached`, and waits until they are on the
     /// disk.
     pub(super) fn append(&mut self, after: i64, reached: Fingerprint, batches: &[Batch]) -> io::Result<()> {
-        let mut out = Vec::new();
         let (mut frame_after, mut last, mut changes) = (after, after, Vec::new());
         let frame = |after: i64, revision: i64, changes: &[u8]| {
             let mut payload = Vec::with_capacity(40 + changes.len());
@@ -82,8 +67,7 @@ impl LogWriter {
         let new = batches.iter().flat_map(Batch::changes);
         for change in new.filter(|change| change.revision() > after) {
             if changes.len() > FRAME_BYTES && change.revision() > last {
-                self.section
-                    .write(EVENTS, &frame(frame_after, last, &changes), &mut out)?;
+                self.0.write(EVENTS, &frame(frame_after, last, &changes))?;
                 changes.clear();
                 frame_after = last;
             }
@@ -96,12 +80,9 @@ impl LogWriter {
             changes.extend_from_slice(&(message.len() as u64).to_le_bytes());
             changes.extend_from_slice(&message);
         }
-        self.section
-            .write(EVENTS, &frame(frame_after, reached.revision, &changes), &mut out)?;
-        self.file.write_all(&out)?;
-        self.file.sync_data()?;
-        self.bytes += out.len() as u64;
-        Ok(())
+        self.0
+            .write(EVENTS, &frame(frame_after, reached.revision, &changes))?;
+        self.0.file().sync_data()
     }
 }
 

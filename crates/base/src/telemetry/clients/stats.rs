@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::name::{ClientName, cut};
 use crate::telemetry::Outcome;
 use crate::telemetry::metrics::{CallMethod, CallMetrics, Code, Source};
+use crate::unix_time;
 
 /// Longest user agent that is kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;
@@ -149,7 +150,8 @@ impl ClientStats {
     pub fn begin_call(self: &Arc<Self>) -> ClientCall {
         self.calls.fetch_add(1, Relaxed);
         self.in_flight.fetch_add(1, Relaxed);
-        self.last_seen_seconds.store(now_seconds(), Relaxed);
+        let now = u64::try_from(unix_time::now_seconds()).unwrap_or(0);
+        self.last_seen_seconds.store(now, Relaxed);
         ClientCall {
             client: Arc::clone(self),
             is_watch: false,
@@ -389,11 +391,6 @@ impl Drop for ClientCall {
         let code = measured.code.unwrap_or(Code::CANCELED);
         of_all.record(method, code, source, measured.arrived.elapsed());
     }
-}
-
-fn now_seconds() -> u64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]
