@@ -16,6 +16,7 @@ use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::log::LogLevel;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 use rangecache_mirror::Mirrors;
+use rangecache_upstream::Upstream;
 
 /// Reloads that may wait.
 const MAX_WAITING: usize = 8;
@@ -66,6 +67,8 @@ impl ReloadHandle {
 pub struct Reloader {
     /// The flags of the process.
     pub live: LiveConfig,
+    /// Takes over new endpoints.
+    pub upstream: Arc<Upstream>,
     /// Takes over new prefixes.
     pub mirrors: Arc<Mirrors>,
     /// Takes over new bounds.
@@ -144,17 +147,22 @@ impl Reloader {
     /// Checks what only the running process can.
     fn check(&self, serving: Serving) -> Result<Serving, String> {
         let mirror = &serving.config.mirror;
-        if self
+        if !self
             .mirrors
             .has_places(&mirror.cache_prefix, &mirror.no_cache_prefix)
         {
-            Ok(serving)
-        } else {
-            Err(
+            return Err(
                 "too many mirrors were added since the start: restart rangecache to change --cache-prefix"
                     .to_owned(),
-            )
+            );
         }
+        let mut endpoints = serving.config.etcd.endpoints.iter();
+        if let Some(url) = endpoints.find(|url| url.tls && !self.upstream.connector().has_tls()) {
+            return Err(format!(
+                "--endpoints names {url}, and rangecache was started without TLS towards etcd: restart it"
+            ));
+        }
+        Ok(serving)
     }
 
     /// Takes over what may change in a running process.
@@ -178,8 +186,12 @@ impl Reloader {
         if reloaded.changed.is_empty() {
             return reloaded;
         }
+        let endpoints_before = self.live.load().etcd.endpoints.clone();
         self.live.reload(&serving.config, settings);
         let config = self.live.load_full();
+        if config.etcd.endpoints != endpoints_before {
+            self.upstream.set_endpoints(&config.etcd.endpoints);
+        }
         let (prefixes, left_out) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
         self.mirrors.set_scopes(prefixes, left_out).await;
         self.log_level.set(&config.log.level);
@@ -212,6 +224,7 @@ mod tests {
     fn reloader(scene: &Scene) -> Reloader {
         Reloader {
             live: scene.live.clone(),
+            upstream: Arc::clone(&scene.upstream),
             mirrors: Arc::clone(&scene.mirrors),
             proxy: Arc::clone(&scene.proxy),
             telemetry: Arc::clone(&scene.telemetry),
@@ -260,6 +273,30 @@ mod tests {
         let many: Vec<_> = many.iter().map(String::as_str).collect();
         let refused = reloader.check(serving(&many)).err().unwrap();
         assert!(refused.contains("restart rangecache"), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn endpoints_change_and_the_first_with_tls_needs_a_restart() {
+        let scene = Scene::new(&[]);
+        let mut reloader = reloader(&scene);
+        let refused = reloader
+            .check(serving(&["--endpoints=https://etcd:1"]))
+            .err()
+            .unwrap();
+        assert!(
+            refused.contains("https://etcd:1") && refused.contains("restart it"),
+            "{refused}"
+        );
+        let reloaded = reloader.apply(serving(&["--endpoints=http://127.0.0.1:2"])).await;
+        let expected = "endpoints: http://127.0.0.1:1 → http://127.0.0.1:2,http://127.0.0.1:1";
+        assert_eq!(reloaded.changed, [expected]);
+        let urls: Vec<_> = scene
+            .upstream
+            .endpoints()
+            .iter()
+            .map(|view| view.url.to_string())
+            .collect();
+        assert_eq!(urls, ["http://127.0.0.1:2", "http://127.0.0.1:1"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -181,6 +181,9 @@ fn has_healthy_member(facts: &Facts<'_>) -> bool {
 }
 
 fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
+    if endpoint.is_leaving {
+        return None;
+    }
     if !endpoint.is_connected {
         let finding = Finding::new(
             FindingId::MemberNotConnected,
@@ -492,6 +495,8 @@ mod tests {
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
         EndpointStatus {
             url: "http://etcd:2379".to_owned(),
+            source: "flag",
+            is_leaving: false,
             version: None,
             role: "follower",
             is_connected,

@@ -142,7 +142,8 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
     };
     let (channel, origin) = connection.own_channel();
     let mut client = ClusterClient::with_origin(channel, origin);
-    let Ok(Ok(response)) = timeout(CALL_TIMEOUT, client.member_list(MemberListRequest {})).await else {
+    let Ok(Ok(response)) = timeout(CALL_TIMEOUT, client.member_list(MemberListRequest::default())).await
+    else {
         return;
     };
     let known = response.into_inner().members;

@@ -8,6 +8,7 @@ use rangecache_base::flags::{Live, parse_bytes, parse_duration, parse_share};
 use rangecache_base::memory;
 use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
 use rangecache_edge::server::ListenConfig;
+use rangecache_upstream::WritesTo;
 
 /// Highest default of `--watch-max-bytes`.
 const MAX_DEFAULT_WATCH_BYTES: u64 = 64 << 20;
@@ -25,6 +26,8 @@ pub struct ProxyFlags<'a> {
     pub clients: &'a ClientsConfig,
     /// Listening sockets.
     pub listen: &'a ListenConfig,
+    /// `--writes-to`.
+    pub writes_to: WritesTo,
     /// `--connect-timeout`.
     pub connect_timeout: Duration,
     /// Bound on buffered bytes.

@@ -194,6 +194,7 @@ impl Proxy {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
             telemetry: Arc::clone(telemetry),
+            writes_to: flags.writes_to,
             connect_timeout: flags.connect_timeout,
             request_timeout: limits.request_timeout,
             max_wait: forwarding.stream_max_wait,

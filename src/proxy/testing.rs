@@ -22,6 +22,7 @@ const NO_ETCD: &str = "http://127.0.0.1:1";
 /// A proxy, and what it was made of.
 pub(crate) struct Scene {
     pub(crate) proxy: Arc<Proxy>,
+    pub(crate) upstream: Arc<Upstream>,
     pub(crate) mirrors: Arc<Mirrors>,
     pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) live: LiveConfig,
@@ -63,11 +64,13 @@ impl Scene {
             limits: &config.limits,
             clients: &config.clients,
             listen: &config.listen,
+            writes_to: config.etcd.writes_to,
             connect_timeout: config.etcd.connect_timeout,
             buffer_max_bytes: config.buffer_max_bytes(),
         };
         Scene {
             proxy: Proxy::new(flags, &upstream, &mirrors, &telemetry, &calls, &drain),
+            upstream,
             mirrors,
             telemetry,
             live,

@@ -84,6 +84,7 @@ impl Assembly {
             background,
             stop,
         );
+        upstream.follow_members(config.etcd.endpoints_auto_sync_interval);
         let mirrors = rangecache_mirror::start(
             &live.mirror,
             &config.etcd,
@@ -98,6 +99,7 @@ impl Assembly {
             limits: &config.limits,
             clients: &config.clients,
             listen: &config.listen,
+            writes_to: config.etcd.writes_to,
             connect_timeout: config.etcd.connect_timeout,
             buffer_max_bytes: config.buffer_max_bytes(),
         };

@@ -175,6 +175,7 @@ fn start_reloads(assembly: &Assembly, log_level: LogLevel) -> ReloadHandle {
     let (handle, requests) = reload::channel();
     let reloader = Reloader {
         live: assembly.live.clone(),
+        upstream: Arc::clone(&assembly.upstream),
         mirrors: Arc::clone(&assembly.mirrors),
         proxy: Arc::clone(&assembly.proxy),
         telemetry: Arc::clone(&assembly.telemetry),

@@ -11,7 +11,9 @@ use tokio::time::timeout;
 
 use crate::grpc::Client;
 use crate::metrics::Metrics;
-use crate::pb::{Empty, MemberAddRequest, MemberAddResponse, RangeRequest, SnapshotResponse};
+use crate::pb::{
+    Empty, MemberAddRequest, MemberAddResponse, MemberRemoveRequest, RangeRequest, SnapshotResponse,
+};
 use crate::process::{Process, tool};
 use crate::wait::{SOON, until};
 
@@ -120,6 +122,22 @@ impl Etcd {
         })
         .await;
         (learner, added.member.expect("it is a member").id)
+    }
+
+    /// Changes the members by this one. A change that was made before is reported by the message `made_before`.
+    async fn change_members(&self, method: &str, request: &impl prost::Message, made_before: &str) {
+        let path = format!("/etcdserverpb.Cluster/{method}");
+        let client = self.client().await;
+        // etcd refuses changes until its members have been connected for five seconds, and does not respond to one that was
+        // lost with the leader.
+        until(3 * SOON, &format!("etcd responds to {method}"), async || {
+            let changing = client.unary::<Empty>(&path, request);
+            match timeout(Duration::from_secs(5), changing).await.ok()? {
+                Ok(_) => Some(()),
+                Err(status) => status.message.contains(made_before).then_some(()),
+            }
+        })
+        .await;
     }
 
     fn peer(&self) -> String {
@@ -381,6 +399,36 @@ impl Cluster {
     /// Copies the data directories of all members as they are at one moment; see [`Etcd::roll_back`].
     pub fn copy_data(&self) {
         copy_data(&self.members);
+    }
+
+    /// A member that is not started, to be used by [`Cluster::replace`].
+    pub fn spare(&self, name: &str) -> Etcd {
+        let mut spare = Etcd::new(name, self.members[0].version, "rangecache");
+        spare.joins = true;
+        spare
+    }
+
+    /// Removes the member `n` from the cluster and stops it, and starts `spare` in its place.
+    pub async fn replace(&mut self, n: usize, spare: Etcd) {
+        let id = self.members[n].client().await.status().await;
+        let id = id.expect("a status").header.expect("a header").member_id;
+        let other = (n + 1) % self.members.len();
+        self.members[other]
+            .change_members("MemberRemove", &MemberRemoveRequest { id }, "member not found")
+            .await;
+        self.members[n].stop();
+        let added = MemberAddRequest {
+            peer_urls: vec![spare.advertised.clone()],
+            is_learner: false,
+        };
+        self.members[other]
+            .change_members("MemberAdd", &added, "Peer URLs already exists")
+            .await;
+        self.members[n] = spare;
+        let peers: Vec<_> = self.members.iter().map(Etcd::peer).collect();
+        self.members[n].initial_cluster = peers.join(",");
+        self.members[n].run();
+        self.members[n].ready().await;
     }
 
     /// Index of the leader, if the members agree on one.

@@ -162,8 +162,17 @@ impl Rangecache {
 
     /// Settings with these `--endpoints`.
     pub fn at(endpoints: &str) -> Builder {
+        Self::with_first("--endpoints", endpoints)
+    }
+
+    /// Settings whose endpoints are in this `--flags-file`.
+    pub fn with_flags_file(file: &Path) -> Builder {
+        Self::with_first("--flags-file", file.to_str().expect("is text"))
+    }
+
+    fn with_first(flag: &str, value: &str) -> Builder {
         Builder {
-            args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
+            args: vec![flag.to_owned(), value.to_owned()],
             listen: "http://127.0.0.1:0".to_owned(),
             environment: Vec::new(),
             hosts: None,

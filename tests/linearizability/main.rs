@@ -3,8 +3,8 @@
 //! response is right. The checker is porcupine, in `tests/tools/linearizer`. Watch clients keep watches open meanwhile;
 //! each of their streams is judged by [`testkit::watch_rules`].
 //!
-//! `make test` runs a random mix of all faults for a minute, and an upgrade of the cluster under load; `make linearize` runs
-//! chosen faults for a given time.
+//! `make test` runs a random mix of all faults for a minute, and, under load, an upgrade of the cluster and the replacement
+//! of all its members; `make linearize` runs chosen faults for a given time.
 
 #![allow(
     clippy::expect_used,
@@ -28,6 +28,7 @@ mod faults;
 mod history;
 mod judge;
 mod recorder;
+mod replacement;
 mod upgrade;
 mod watcher;
 mod world;
@@ -46,7 +47,7 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use testkit::etcd::Version;
 use tokio::task::JoinSet;
-use world::{World, newest};
+use world::{Endpoints, World, newest};
 
 /// Time without faults between two faults, in milliseconds.
 const CALM: std::ops::Range<u64> = 700..2_500;
@@ -65,8 +66,14 @@ struct Trial {
 
 impl Trial {
     async fn start(name: &str, version: Version, etcd_flags: &[&str], seed: u64) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"));
-        let mut world = World::start(History::new(&folder), version, etcd_flags, seed).await;
+        let folder = folder(name, seed);
+        let links = [Endpoints::Links, Endpoints::Links];
+        let world = World::start(History::new(&folder), version, etcd_flags, links, seed).await;
+        Self::in_world(world, folder, seed).await
+    }
+
+    /// Starts the clients of `world`.
+    async fn in_world(mut world: World, folder: PathBuf, seed: u64) -> Self {
         let mut clients = JoinSet::new();
         for caller in world.callers(seed) {
             clients.spawn(caller.run());
@@ -147,6 +154,11 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
     trial.judge().await.0
 }
 
+/// Folder of a trial.
+fn folder(name: &str, seed: u64) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"))
+}
+
 /// A time without faults.
 fn random_calm(random: &mut StdRng) -> Duration {
     Duration::from_millis(random.random_range(CALM))
@@ -202,7 +214,20 @@ async fn rolling_upgrade_keeps_every_response_linearizable() {
     upgrade::upgrade_and_back(&mut trial.world).await;
     let (recoveries, failures) = trial.judge().await;
     print(&recoveries);
-    upgrade::judge_failures(&failures);
+    judge::judge_failures(&failures);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_replaced_one_by_one_keep_every_response_linearizable() {
+    let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
+    println!("replacement: seed {seed}");
+    let folder = folder("replacement", seed);
+    let world = replacement::world(&folder, seed).await;
+    let mut trial = Trial::in_world(world, folder.clone(), seed).await;
+    replacement::replace_all(&mut trial.world, &folder).await;
+    let (recoveries, failures) = trial.judge().await;
+    print(&recoveries);
+    judge::judge_failures(&failures);
 }
 
 /// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; by default all of them run in turn, each for `LINEAR_SECONDS`.

@@ -59,6 +59,11 @@ impl Recorder {
         Self { log, watches }
     }
 
+    /// Watches another member, too.
+    pub fn also_watch(&mut self, member: &str) {
+        self.watches.spawn(watch(member.to_owned(), self.log.clone()));
+    }
+
     /// The revision up to which all are recorded.
     pub fn revision(&self) -> i64 {
         self.log.seen.lock().whole

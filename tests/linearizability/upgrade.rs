@@ -1,16 +1,12 @@
 //! A cluster that is upgraded member by member under load, from etcd 3.5 to 3.6 to 3.7, and taken back to 3.6.
 
-use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::Value;
 use testkit::etcd::{Cluster, Version};
-use testkit::grpc::{DEADLINE_EXCEEDED, Status, UNAVAILABLE, UNIMPLEMENTED};
-use testkit::kv::RANGE_STREAM;
 use testkit::process::tool;
 use testkit::wait::{SOON, until};
 
-use crate::client::Failure;
 use crate::world::World;
 
 /// Version at the start.
@@ -32,42 +28,6 @@ pub async fn upgrade_and_back(world: &mut World) {
     println!("downgrade enabled: {enabled}");
     storage_version(&world.cluster, "3.6.0").await;
     roll(world, Version::V3_6, "back to 3.6").await;
-}
-
-/// Prints how often calls failed, by server and method, and checks that calls through rangecache fail only as etcd's own
-/// calls do while a member stops. On a busy machine the members may be without a leader for longer than calls wait: then etcd's own
-/// clients see that, too.
-pub fn judge_failures(failures: &[Failure]) {
-    let mut table = BTreeMap::<_, usize>::new();
-    for Failure { via, method, status } in failures {
-        *table.entry((via, method, format!("{status:?}"))).or_default() += 1;
-    }
-    for ((via, method, status), count) in table {
-        println!("{count:>5} failed calls of {method} through {via}: {status}");
-    }
-    let (of_etcd, through): (Vec<_>, Vec<_>) = failures.iter().partition(|failure| failure.via == "etcd");
-    let is_late = |failure: &Failure| {
-        failure
-            .status
-            .as_ref()
-            .is_some_and(|status| status.code == DEADLINE_EXCEEDED)
-    };
-    let is_etcd_late = of_etcd.iter().any(|failure| is_late(failure));
-    let wrong: Vec<_> = through
-        .into_iter()
-        .filter(|failure| {
-            let may_fail =
-                is_of_a_stopping_member(failure.status.as_ref()) || is_etcd_late && is_late(failure);
-            !may_fail
-        })
-        .collect();
-    assert!(wrong.is_empty(), "no etcd fails a call like this: {wrong:?}");
-}
-
-/// Whether etcd ends a call like this when a member stops or the leader changes: `Unavailable`, or a reset with `CANCEL`.
-/// rangecache reports a connection that was lost with the call as `Unavailable`, like etcd's own client.
-fn is_of_a_stopping_member(status: Option<&Status>) -> bool {
-    status.is_some_and(|status| status.code == UNAVAILABLE || status.message.contains("reset Some(8)"))
 }
 
 async fn roll(world: &mut World, version: Version, name: &str) {
@@ -118,18 +78,4 @@ fn etcdctl(cluster: &Cluster, arguments: &[&str]) -> String {
     let error = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "etcdctl {arguments:?}: {error}");
     String::from_utf8(run.stdout).expect("etcdctl prints text")
-}
-
-#[test]
-#[should_panic(expected = "no etcd fails a call like this")]
-fn unimplemented_method_through_rangecache_is_wrong() {
-    let status = Status {
-        code: UNIMPLEMENTED,
-        message: "unknown method RangeStream for service etcdserverpb.KV".to_owned(),
-    };
-    judge_failures(&[Failure {
-        via: "a".to_owned(),
-        method: RANGE_STREAM.to_owned(),
-        status: Some(status),
-    }]);
 }

@@ -1,6 +1,7 @@
 //! Three members of etcd, two rangecaches in front of them, and a link that can fail between any two processes.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::client::{Caller, Shared};
 use crate::history::History;
 use crate::recorder::Recorder;
 use crate::watcher::{Watched, Watcher};
-use testkit::etcd::{Cluster, Version, free_port};
+use testkit::etcd::{Cluster, Etcd, Version, free_port};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
 use testkit::metrics::Outcomes;
@@ -30,6 +31,8 @@ const WATCH_CLIENTS: usize = 3;
 /// The running system; see the module.
 pub struct World {
     pub cluster: Cluster,
+    /// Members that are not started; see [`crate::replacement`].
+    pub spares: Vec<Etcd>,
     /// Links through which the members reach each of them.
     pub peer_links: Vec<FaultLink>,
     pub sidecars: Vec<Sidecar>,
@@ -54,19 +57,38 @@ pub struct Sidecar {
     pub url: String,
     pub links: Vec<FaultLink>,
     pub rangecache: Option<Rangecache>,
+    endpoints: Endpoints,
+    /// Client URLs of the members at the start.
+    members: String,
+}
+
+/// Source of the endpoints of a rangecache.
+#[derive(Clone, Debug)]
+pub enum Endpoints {
+    /// Links to the members, for ever.
+    Links,
+    /// This file of `--flags-file`, which names the members.
+    File(PathBuf),
+    /// The members at the start, and then `--endpoints-auto-sync-interval`.
+    Members,
 }
 
 impl Sidecar {
-    async fn new(name: &'static str, cluster: &Cluster, seed: u64) -> Self {
+    async fn new(name: &'static str, cluster: &Cluster, seed: u64, endpoints: Endpoints) -> Self {
         let mut links = Vec::new();
         for (n, member) in cluster.members.iter().enumerate() {
             links.push(FaultLink::to(&member.url(), seed.wrapping_mul(100).wrapping_add(n as u64)).await);
+        }
+        if let Endpoints::File(file) = &endpoints {
+            write_endpoints(file, &cluster.endpoints());
         }
         let mut sidecar = Self {
             name,
             url: format!("http://127.0.0.1:{}", free_port()),
             links,
             rangecache: None,
+            endpoints,
+            members: cluster.endpoints(),
         };
         sidecar.start().await;
         sidecar.running().warm().await;
@@ -76,9 +98,12 @@ impl Sidecar {
     /// Starts it, and waits until it listens.
     pub async fn start(&mut self) {
         let links: Vec<_> = self.links.iter().map(FaultLink::url).collect();
-        let builder = Rangecache::at(&links.join(","))
-            .listening_on(&self.url)
-            .with("--watch-cache", "auto");
+        let builder = match &self.endpoints {
+            Endpoints::Links => Rangecache::at(&links.join(",")),
+            Endpoints::File(file) => Rangecache::with_flags_file(file),
+            Endpoints::Members => Rangecache::at(&self.members).with("--endpoints-auto-sync-interval", "1s"),
+        };
+        let builder = builder.listening_on(&self.url).with("--watch-cache", "auto");
         self.rangecache = Some(builder.start_cold().await);
     }
 
@@ -112,7 +137,13 @@ fn linearizable_from_memory(outcomes: &Outcomes) -> u64 {
 
 impl World {
     /// Starts all processes except the clients; the members are of this version, with these additional flags.
-    pub async fn start(history: History, version: Version, etcd_flags: &[&str], seed: u64) -> Self {
+    pub async fn start(
+        history: History,
+        version: Version,
+        etcd_flags: &[&str],
+        endpoints: [Endpoints; 2],
+        seed: u64,
+    ) -> Self {
         let history = Arc::new(history);
         let mut peer_links = Vec::new();
         let cluster = Cluster::start_linked([version; 3], etcd_flags, async |url| {
@@ -126,9 +157,10 @@ impl World {
         history.start(revision);
         let members: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
         let recorder = Recorder::start(&history, &members, 0, revision);
+        let [a, b] = endpoints;
         let sidecars = vec![
-            Sidecar::new("a", &cluster, seed).await,
-            Sidecar::new("b", &cluster, seed + 1).await,
+            Sidecar::new("a", &cluster, seed, a).await,
+            Sidecar::new("b", &cluster, seed + 1, b).await,
         ];
         let shared = Arc::new(Shared {
             history: history.clone(),
@@ -141,6 +173,7 @@ impl World {
         });
         Self {
             cluster,
+            spares: Vec::new(),
             peer_links,
             sidecars,
             history,
@@ -155,9 +188,10 @@ impl World {
         }
     }
 
-    /// Client URLs of the members.
+    /// Client URLs of the members, and of those that take their places.
     pub fn members(&self) -> Vec<String> {
-        self.cluster.members.iter().map(|member| member.url()).collect()
+        let all = self.cluster.members.iter().chain(&self.spares);
+        all.map(Etcd::url).collect()
     }
 
     /// The clients, not yet running.
@@ -267,6 +301,11 @@ impl World {
             member.ready().await;
         }
     }
+}
+
+/// Writes a file of `--flags-file` that names `endpoints`.
+pub fn write_endpoints(file: &Path, endpoints: &str) {
+    std::fs::write(file, format!("RANGECACHE_ENDPOINTS={endpoints}\n")).expect("the folder is ours");
 }
 
 /// Current revision of the store.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::gates::{self, EndpointReport};
 use super::version::Version;
@@ -62,9 +63,21 @@ pub(super) struct ServerCapabilities {
     is_emulation: AtomicBool,
     /// Number of responses on all connections.
     responses: AtomicU64,
+    /// Cancelled once the endpoint is used no more.
+    removed: CancellationToken,
 }
 
 impl ServerCapabilities {
+    /// Records that the endpoint is used no more.
+    pub(super) fn remove(&self) {
+        self.removed.cancel();
+    }
+
+    /// Cancelled once the endpoint is used no more.
+    pub(super) fn removed(&self) -> &CancellationToken {
+        &self.removed
+    }
+
     /// Records a response to any call.
     pub(super) fn record_response(&self) {
         self.responses.fetch_add(1, Ordering::Relaxed);
@@ -137,21 +150,21 @@ impl ServerCapabilities {
 /// Lowest version among the endpoints that have reported theirs.
 #[derive(Debug)]
 pub(super) struct LowestVersion {
-    servers: Vec<Arc<ServerCapabilities>>,
     /// Read for every request; `None` before the first report.
     lowest: ArcSwap<Option<Version>>,
     changed: watch::Sender<()>,
 }
 
-impl LowestVersion {
-    pub(super) fn new(servers: Vec<Arc<ServerCapabilities>>) -> LowestVersion {
+impl Default for LowestVersion {
+    fn default() -> Self {
         LowestVersion {
-            servers,
             lowest: ArcSwap::default(),
             changed: watch::Sender::new(()),
         }
     }
+}
 
+impl LowestVersion {
     pub(super) fn get(&self) -> Option<Version> {
         **self.lowest.load()
     }
@@ -161,9 +174,9 @@ impl LowestVersion {
         self.changed.subscribe()
     }
 
-    /// Computes the lowest version again, after a server has reported another one.
-    pub(super) fn refresh(&self) {
-        let lowest = self.servers.iter().filter_map(|server| server.version()).min();
+    /// Computes the lowest version again, after one of the `versions` has changed, or an endpoint was left.
+    pub(super) fn refresh(&self, versions: impl Iterator<Item = Version>) {
+        let lowest = versions.min();
         if self.get() != lowest {
             self.lowest.store(Arc::new(lowest));
             self.changed.send_replace(());
@@ -205,13 +218,13 @@ mod tests {
 
     #[test]
     fn emulation_has_no_version() {
-        let server = Arc::new(ServerCapabilities::default());
-        let lowest = LowestVersion::new(vec![Arc::clone(&server)]);
+        let server = ServerCapabilities::default();
+        let lowest = LowestVersion::default();
         server.record_version(Version::new(3, 6, 11));
-        lowest.refresh();
+        lowest.refresh(server.version().into_iter());
         assert_eq!(lowest.get(), Some(Version::new(3, 6, 11)));
         assert!(server.record_emulation() && !server.record_emulation());
-        lowest.refresh();
+        lowest.refresh(server.version().into_iter());
         assert_eq!((server.version(), lowest.get()), (None, None));
         assert!(server.record_version(Version::new(3, 6, 11)), "etcd in its place");
         assert!(server.record_emulation());

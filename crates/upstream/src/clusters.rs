@@ -112,6 +112,21 @@ impl Clusters {
         }
     }
 
+    /// Forgets the connection `slot`, whose endpoint is used no more.
+    pub(super) fn forget(&self, slot: &ConnectionSlot) {
+        let mut known = self.known.lock();
+        known.slots.remove(slot);
+        let used = known.largest(*self.used.borrow());
+        if used != *self.used.borrow() {
+            self.used.send_replace(used);
+            known.leave_out(used);
+        }
+        let is_gone = |url: &String| !known.slots.keys().any(|other| other.url == *url);
+        if is_gone(&slot.url) {
+            known.left_out.retain(|(url, _), _| *url != slot.url);
+        }
+    }
+
     /// Whether `id`, once it is known, is not the cluster that is used.
     pub(super) fn is_left_out(&self, id: Option<u64>) -> bool {
         let used = *self.used.borrow();

@@ -233,6 +233,11 @@ impl Connection {
         self.in_flight.load(Ordering::Relaxed)
     }
 
+    /// Resolves once the connection's endpoint is used no more.
+    pub async fn until_removed(&self) {
+        self.server.removed().cancelled().await;
+    }
+
     pub(super) fn is_live(&self) -> bool {
         !self.sender.is_closed()
     }

@@ -20,6 +20,7 @@ use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
 use super::health::{HealthMonitor, StatusReport};
+use super::list::EndpointList;
 use super::role::Role;
 use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
@@ -54,13 +55,39 @@ enum ConnectionEnd {
     Lost(String),
     /// Its member is of another cluster than the one that is used.
     LeftOut,
+    /// Its endpoint is used no more.
+    Removed,
+}
+
+/// Where an endpoint comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndpointSource {
+    /// `--endpoints` names it.
+    Flag,
+    /// A member of the cluster has it (`--endpoints-auto-sync-interval`).
+    Members,
+}
+
+impl EndpointSource {
+    /// Name in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EndpointSource::Flag => "flag",
+            EndpointSource::Members => "members",
+        }
+    }
 }
 
 /// State of an endpoint at one moment, for operators.
 #[derive(Clone, Debug)]
 pub struct EndpointView {
-    /// URL as configured.
+    /// URL as configured, or as the member reports it.
     pub url: Url,
+    /// Where the endpoint comes from.
+    pub source: EndpointSource,
+    /// Whether it is left as soon as another one serves.
+    pub is_leaving: bool,
     /// Version that was reported last.
     pub version: Option<Version>,
     /// Role that was reported last on the current connection; [`Role::Unknown`] without one.
@@ -92,14 +119,29 @@ pub(super) struct ConnectionContext {
     pub(super) connected: Notify,
     pub(super) lowest_version: LowestVersion,
     pub(super) clusters: Clusters,
+    pub(super) endpoints: EndpointList,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
+}
+
+impl ConnectionContext {
+    /// Computes the lowest version of the endpoints again.
+    pub(super) fn refresh_lowest_version(&self) {
+        let endpoints = self.endpoints.load();
+        let versions = endpoints.iter().filter_map(|endpoint| endpoint.version());
+        self.lowest_version.refresh(versions);
+    }
 }
 
 /// Endpoint and its connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) url: Url,
+    is_from_members: AtomicBool,
+    /// Whether it is left as soon as another endpoint serves.
+    pub(super) is_leaving: AtomicBool,
+    /// Id of the member that has responded last; 0 before.
+    member_id: AtomicU64,
     unary: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
     endless: Vec<ArcSwapOption<Connection>>,
@@ -126,11 +168,14 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(super) fn new(url: Url, changes: Arc<StateChanges>) -> Endpoint {
+    pub(super) fn new(url: Url, source: EndpointSource, changes: Arc<StateChanges>) -> Endpoint {
         let slots =
             |class: ConnectionClass| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
         Endpoint {
             url,
+            is_from_members: AtomicBool::new(source == EndpointSource::Members),
+            is_leaving: AtomicBool::new(false),
+            member_id: AtomicU64::new(0),
             unary: slots(ConnectionClass::Unary),
             stream: slots(ConnectionClass::Stream),
             endless: slots(ConnectionClass::Endless),
@@ -157,6 +202,35 @@ impl Endpoint {
             ConnectionClass::Check => &self.check,
             ConnectionClass::Authorization => &self.authorization,
         }
+    }
+
+    pub(super) fn source(&self) -> EndpointSource {
+        if self.is_from_members.load(Ordering::Relaxed) {
+            EndpointSource::Members
+        } else {
+            EndpointSource::Flag
+        }
+    }
+
+    pub(super) fn set_source(&self, source: EndpointSource) {
+        self.is_from_members
+            .store(source == EndpointSource::Members, Ordering::Relaxed);
+    }
+
+    /// Whether it is left as soon as another endpoint serves.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.is_leaving.load(Ordering::Relaxed)
+    }
+
+    /// Id of the member that has responded last; `None` before.
+    pub(super) fn member_id(&self) -> Option<u64> {
+        Some(self.member_id.load(Ordering::Relaxed)).filter(|id| *id != 0)
+    }
+
+    /// Whether a connection of any class is open.
+    pub(super) fn is_connected(&self) -> bool {
+        let mut classes = ConnectionClass::ALL.into_iter();
+        classes.any(|class| self.live(class).next().is_some())
     }
 
     /// Live connections of `class`.
@@ -205,9 +279,7 @@ impl Endpoint {
     pub(super) fn is_silent(&self) -> bool {
         let has_responded = self.server.responses() != self.responses_seen.load(Ordering::Relaxed);
         (self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS && !has_responded)
-            || ConnectionClass::ALL
-                .into_iter()
-                .all(|class| self.live(class).next().is_none())
+            || !self.is_connected()
     }
 
     fn record_health(&self, is_serving: Option<bool>, can_prove: bool) {
@@ -264,7 +336,7 @@ impl Endpoint {
         self.role.store(role as u8, Ordering::Relaxed);
     }
 
-    fn role(&self) -> Role {
+    pub(super) fn role(&self) -> Role {
         let known = [Role::Leader, Role::Follower, Role::Learner, Role::Leaderless];
         let stored = self.role.load(Ordering::Relaxed);
         known
@@ -278,6 +350,8 @@ impl Endpoint {
         let live: Vec<_> = classes.into_iter().flat_map(|class| self.live(class)).collect();
         EndpointView {
             url: self.url.clone(),
+            source: self.source(),
+            is_leaving: self.is_leaving(),
             version: self.version(),
             role: self.role(),
             connections: live.len(),
@@ -308,6 +382,7 @@ impl Endpoint {
 
     async fn run(&self, class: ConnectionClass, number: usize, context: &ConnectionContext) {
         let slot = ConnectionSlot::new(&self.url, class, number);
+        let removed = self.server.removed();
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
         // Only the check connection logs: one line per endpoint, not one per connection.
         let logs = class == ConnectionClass::Check;
@@ -316,16 +391,18 @@ impl Endpoint {
         loop {
             // The connection's own timeout bounds the attempt.
             let no_deadline = Instant::now() + Duration::from_secs(3600);
-            match Connection::open(
+            let opening = Connection::open(
                 &context.connector,
                 &self.url,
                 &self.server,
                 class.window(),
                 &context.credentials,
                 no_deadline,
-            )
-            .await
-            {
+            );
+            let Some(opened) = removed.run_until_cancelled(opening).await else {
+                break;
+            };
+            match opened {
                 Ok((connection, driver)) => {
                     let opened = Instant::now();
                     self.server.record_reconnected();
@@ -339,17 +416,22 @@ impl Endpoint {
                     if logs {
                         self.set_unknown();
                     }
+                    if !matches!(ended, ConnectionEnd::Lost(_)) {
+                        // Ends with the last call in flight. Without it a call would wait for ever for a peer that is
+                        // gone: hyper sends no pings then.
+                        let stop = context.stop.clone();
+                        context
+                            .tasks
+                            .spawn(async move { stop.run_until_cancelled(driver).await });
+                    }
                     match ended {
+                        ConnectionEnd::Removed => break,
                         ConnectionEnd::LeftOut => {
-                            // Ends with the last call in flight. Without it a call would wait for ever for a peer that is
-                            // gone: hyper sends no pings then.
-                            let stop = context.stop.clone();
-                            context
-                                .tasks
-                                .spawn(async move { stop.run_until_cancelled(driver).await });
                             *self.last_error.lock() =
                                 Some(format!("{}: a member of another cluster", self.url));
-                            tokio::time::sleep(LEFT_OUT_PAUSE).await;
+                            removed
+                                .run_until_cancelled(tokio::time::sleep(LEFT_OUT_PAUSE))
+                                .await;
                         }
                         ConnectionEnd::Lost(reason) => {
                             let answered = !logs || answered.into_inner();
@@ -363,8 +445,12 @@ impl Endpoint {
                 Err(error) if logs => self.record_connect_error(&error, &mut silent),
                 Err(error) => *self.last_error.lock() = Some(error.to_string()),
             }
-            tokio::time::sleep(backoff.pause()).await;
+            let pause = tokio::time::sleep(backoff.pause());
+            if removed.run_until_cancelled(pause).await.is_none() {
+                break;
+            }
         }
+        context.clusters.forget(&slot);
     }
 
     /// Uses an open connection for calls until it ends, or its member turns out to be of another cluster.
@@ -379,6 +465,7 @@ impl Endpoint {
         // Before any call: one that reaches another cluster looks like a replaced history.
         let has_told = tokio::select! {
             reason = &mut *driver => return ConnectionEnd::Lost(reason),
+            () = self.server.removed().cancelled() => return ConnectionEnd::Removed,
             has_told = context.clusters.ask(slot, connection) => has_told,
         };
         if context.clusters.is_left_out(connection.cluster_id()) {
@@ -406,6 +493,7 @@ impl Endpoint {
             never = watch_health => match never {},
             never = ask_again => match never {},
             () = context.clusters.until_left_out(connection) => ConnectionEnd::LeftOut,
+            () = self.server.removed().cancelled() => ConnectionEnd::Removed,
         }
     }
 
@@ -453,6 +541,8 @@ impl Endpoint {
                 }
                 match report {
                     StatusReport::Status(status) => {
+                        let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
+                        self.member_id.store(member_id, Ordering::Relaxed);
                         let role = Role::from_status(&status);
                         self.set_role(role);
                         can_prove = role.can_prove();
@@ -477,14 +567,14 @@ impl Endpoint {
             if self.server.record_emulation() {
                 tracing::warn!(endpoint = %self.url, version = status.version,
                     "this server is not etcd: it has no cluster id. Forwarding everything to it");
-                context.lowest_version.refresh();
+                context.refresh_lowest_version();
             }
             return;
         }
         match status.version.parse::<Version>() {
             Ok(version) if self.server.record_version(version) => {
                 tracing::info!(endpoint = %self.url, %version, "etcd reported its version");
-                context.lowest_version.refresh();
+                context.refresh_lowest_version();
             }
             Ok(_) => {}
             Err(error) => {
@@ -513,7 +603,7 @@ mod tests {
     #[tokio::test]
     async fn member_that_responds_on_any_connection_is_not_silent() {
         let etcd = FakeEtcd::start(async |_, _| Err((14, "no call is sent"))).await;
-        let endpoint = Endpoint::new(etcd.url.clone(), Arc::default());
+        let endpoint = Endpoint::new(etcd.url.clone(), EndpointSource::Flag, Arc::default());
         assert!(endpoint.is_silent(), "no connection");
         let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
         let opening = Connection::open(
@@ -542,7 +632,7 @@ mod tests {
     fn changes_of_health_are_recorded_once() {
         let changes = Arc::<StateChanges>::default();
         let url: Url = "http://etcd:2379".parse().unwrap();
-        let endpoint = Endpoint::new(url, Arc::clone(&changes));
+        let endpoint = Endpoint::new(url, EndpointSource::Flag, Arc::clone(&changes));
         endpoint.set_healthy(false);
         endpoint.set_healthy(true);
         endpoint.set_healthy(true);

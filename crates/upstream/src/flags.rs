@@ -24,6 +24,22 @@ pub struct EtcdConfig {
     )]
     pub endpoints: Vec<Url>,
 
+    /// Interval at which the endpoints are compared with the cluster's members: members to which no endpoint leads are
+    /// connected to at the URLs that they advertise, and endpoints of members that were removed are left. 0s: never
+    ///
+    /// When to change it: members are replaced by others at new addresses, and the URLs that they advertise can be
+    /// reached from here: `1m`
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0s")]
+    pub endpoints_auto_sync_interval: Duration,
+
+    /// Members to which Put, DeleteRange and Txn are sent. Followers forward them to the leader: with leader, that hop and
+    /// its bytes between the members are saved, unless the leader is much busier than another member
+    ///
+    /// When to change it: `leader` if the bytes between the members, or the time of writes, matter, and the leader has
+    /// capacity
+    #[arg(long, value_name = "WHERE", value_enum, default_value_t = WritesTo::Any)]
+    pub writes_to: WritesTo,
+
     /// etcd user for rangecache's own calls, where etcd's auth is on; needs read access to what is mirrored
     ///
     /// When to change it: etcd's auth is on: a user that may read the mirrored keys
@@ -111,6 +127,15 @@ pub enum CallerIsError {
         "--caller-is=certificate and --user exclude each other: rangecache's own calls are those of the user in --cert"
     )]
     User,
+}
+
+/// Members to which writes are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WritesTo {
+    /// To any healthy member
+    Any,
+    /// To the leader, unless it is much busier than another member
+    Leader,
 }
 
 /// Reaction to an etcd below the version gate.

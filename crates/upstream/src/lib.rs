@@ -3,6 +3,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `pool` | [`Upstream`]: all endpoints; picks the least busy live connection of a [`ConnectionClass`] |
+//! | `list` | the endpoints that are used, and their changes |
+//! | `sync` | members of the cluster as endpoints |
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection |
@@ -35,11 +37,15 @@ pub mod fake;
 mod flags;
 pub mod gates;
 mod health;
+mod list;
 mod metrics;
 mod outgoing;
 mod paging;
 mod pool;
 mod role;
+mod sync;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 mod version;
@@ -55,9 +61,11 @@ pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
 pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, open_once};
 pub use credentials::{Credentials, UserProblem};
-pub use endpoint::EndpointView;
+pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};
-pub use flags::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
+pub use flags::{
+    Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
+};
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;

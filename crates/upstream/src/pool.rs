@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::Guard;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -19,9 +20,13 @@ use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, GateState, VersionGate};
+use super::list::EndpointList;
 use super::metrics::EndpointMetrics;
+use super::role::Role;
+use super::sync::{KnownEndpoint, follow_members};
 use super::version::Version;
 use rangecache_base::net::{Stream, Url};
+use rangecache_base::panics::restarting;
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::metrics::gauge;
 use rangecache_base::telemetry::state_changes::{StateChange, StateChanges};
@@ -30,10 +35,14 @@ use rangecache_edge::tls::{Connector, Protocol};
 /// Time for which an endpoint that responds but cannot serve is avoided.
 const AVOID_DURATION: Duration = Duration::from_secs(2);
 
+/// Calls in flight on the leader, for each on the least busy follower, above which writes are sent to any member.
+const BUSY_LEADER_FACTOR: usize = 2;
+/// Calls in flight on the leader that are never too many.
+const BUSY_LEADER_CALLS: usize = 64;
+
 /// etcd: all endpoints with their connections, versions and health.
 #[derive(Debug)]
 pub struct Upstream {
-    endpoints: Vec<Arc<Endpoint>>,
     /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
     next: AtomicUsize,
     context: Arc<ConnectionContext>,
@@ -57,30 +66,30 @@ impl Upstream {
         stop: &CancellationToken,
     ) -> Arc<Upstream> {
         let changes = Arc::<StateChanges>::default();
-        let endpoints: Vec<_> = urls
-            .iter()
-            .map(|url| Arc::new(Endpoint::new(url.clone(), Arc::clone(&changes))))
-            .collect();
-        let servers = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.server));
         let context = Arc::new(ConnectionContext {
             connector: Arc::clone(connector),
             credentials,
             connected: Notify::new(),
-            lowest_version: LowestVersion::new(servers.collect()),
+            lowest_version: LowestVersion::default(),
             clusters: Clusters::default(),
+            endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
         let upstream = Arc::new(Upstream {
-            endpoints,
             next: AtomicUsize::new(0),
             context,
             may_stream,
             changes,
         });
-        for endpoint in &upstream.endpoints {
+        for endpoint in upstream.list().iter() {
             endpoint.keep_connected(&upstream.context);
         }
+        let (context, stopped) = (Arc::clone(&upstream.context), stop.clone());
+        tasks.spawn(async move {
+            let leaving = context.endpoints.leave(|| context.refresh_lowest_version());
+            stopped.run_until_cancelled(leaving).await;
+        });
         if upstream.credentials().is_configured() {
             let (credentials, stop) = (Arc::clone(&upstream.context.credentials), stop.clone());
             let connecting = Arc::clone(&upstream);
@@ -97,7 +106,63 @@ impl Upstream {
         upstream
     }
 
-    /// The newest changes of the endpoints' health, the oldest first.
+    /// The endpoints of now.
+    fn list(&self) -> Guard<Arc<Vec<Arc<Endpoint>>>> {
+        self.context.endpoints.load()
+    }
+
+    /// Uses `urls` in the place of the endpoints that the flags named before. Those are left as soon as one of `urls`
+    /// serves, or when none of them is connected; feeds on them move, and calls on them end in peace.
+    pub fn set_endpoints(&self, urls: &[Url]) {
+        for endpoint in self.context.endpoints.name(urls) {
+            endpoint.keep_connected(&self.context);
+        }
+    }
+
+    /// Keeps the endpoints to the cluster's members, at `interval`, unless that is zero.
+    pub fn follow_members(self: &Arc<Self>, interval: Duration) {
+        if interval.is_zero() {
+            return;
+        }
+        let (upstream, stop) = (Arc::clone(self), self.context.stop.clone());
+        self.context.tasks.spawn(async move {
+            let following = restarting("endpoint sync", || follow_members(&upstream, interval));
+            stop.run_until_cancelled(following).await;
+        });
+    }
+
+    /// Leaves the endpoints that are to be left, if that is possible now.
+    #[cfg(test)]
+    pub(super) fn leave_what_can_be(&self) -> bool {
+        self.context.endpoints.leave_what_can_be()
+    }
+
+    /// What is known of each endpoint.
+    pub(super) fn known_endpoints(&self) -> Vec<KnownEndpoint> {
+        let known = |endpoint: &Arc<Endpoint>| KnownEndpoint {
+            url: endpoint.url.clone(),
+            source: endpoint.source(),
+            member_id: endpoint.member_id(),
+            is_connected: endpoint.live(ConnectionClass::Check).next().is_some(),
+        };
+        self.list().iter().map(known).collect()
+    }
+
+    /// Uses the endpoint of a member that was found; returns whether it is new.
+    pub(super) fn adopt(&self, url: &Url) -> bool {
+        let adopted = self.context.endpoints.adopt(url);
+        if let Some(endpoint) = &adopted {
+            endpoint.keep_connected(&self.context);
+        }
+        adopted.is_some()
+    }
+
+    /// Leaves the endpoint `url` as soon as another one serves.
+    pub(super) fn want_to_leave(&self, url: &Url) {
+        self.context.endpoints.want_to_leave(url);
+    }
+
+    /// The newest changes of the endpoints and their health, the oldest first.
     #[must_use]
     pub fn state_changes(&self) -> Vec<StateChange> {
         self.changes.list()
@@ -123,11 +188,7 @@ impl Upstream {
                 return Ok(connection);
             }
             if tokio::time::timeout_at(deadline, connected).await.is_err() {
-                let causes: Vec<_> = self
-                    .endpoints
-                    .iter()
-                    .map(|endpoint| endpoint.last_error())
-                    .collect();
+                let causes: Vec<_> = self.list().iter().map(|endpoint| endpoint.last_error()).collect();
                 return Err(NoEndpoint {
                     waited: began.elapsed(),
                     causes: causes.join("; "),
@@ -150,6 +211,42 @@ impl Upstream {
             Some(connection) => Ok(connection),
             None => self.connection(class, deadline).await,
         }
+    }
+
+    /// A live connection of `class`, to the leader unless that is not known or much busier than another member; waits for
+    /// one until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`] if none was opened by then.
+    pub async fn connection_to_leader(
+        &self,
+        class: ConnectionClass,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, NoEndpoint> {
+        match self.leader(class) {
+            Some(connection) => Ok(connection),
+            None => self.connection(class, deadline).await,
+        }
+    }
+
+    /// The least busy connection of `class` to the leader, unless that serves nothing now, or is much busier than another
+    /// member.
+    fn leader(&self, class: ConnectionClass) -> Option<Arc<Connection>> {
+        let endpoints = self.list();
+        let is_leader = |endpoint: &&Arc<Endpoint>| endpoint.role() == Role::Leader && endpoint.rank() == 0;
+        let leader = endpoints.iter().find(is_leader)?;
+        let busy = |endpoint: &Endpoint| -> usize { endpoint.live(class).map(|live| live.in_flight()).sum() };
+        let of_others = endpoints
+            .iter()
+            .filter(|other| other.rank() == 0 && other.role() == Role::Follower);
+        let least = of_others.map(|other| busy(other)).min();
+        if least.is_some_and(|least| busy(leader) > least * BUSY_LEADER_FACTOR + BUSY_LEADER_CALLS) {
+            return None;
+        }
+        leader
+            .live(class)
+            .filter(|connection| !self.is_left_out(connection.cluster_id()))
+            .min_by_key(|connection| connection.in_flight())
     }
 
     /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any
@@ -198,8 +295,9 @@ impl Upstream {
     ) -> Option<Arc<Connection>> {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(u8, usize, Arc<Connection>)> = None;
-        for offset in 0..self.endpoints.len() {
-            let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
+        let endpoints = self.list();
+        for offset in 0..endpoints.len() {
+            let endpoint = &endpoints[(start + offset) % endpoints.len()];
             let rank = endpoint.rank();
             let live = endpoint.live(class);
             for connection in
@@ -230,7 +328,7 @@ impl Upstream {
     ) -> Result<Arc<Connection>, ConnectError> {
         // A live check connection shows that its endpoint is there.
         let first = self.connection(ConnectionClass::Check, deadline).await?;
-        let mut endpoints: Vec<_> = self.endpoints.iter().collect();
+        let mut endpoints = Vec::clone(&self.list());
         endpoints.sort_by_key(|endpoint| {
             (
                 Some(&endpoint.url) == avoided,
@@ -285,7 +383,7 @@ impl Upstream {
 
     /// Prefers other endpoints to `url` for two seconds, because it responds but cannot serve (no leader, no quorum).
     pub fn avoid(&self, url: &Url) {
-        if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
+        if let Some(endpoint) = self.list().iter().find(|endpoint| endpoint.url == *url) {
             endpoint.avoid_for(AVOID_DURATION);
         }
     }
@@ -311,21 +409,23 @@ impl Upstream {
     /// Whether `url` is unhealthy and another endpoint is connected and healthy.
     #[must_use]
     pub fn has_better_than(&self, url: &Url) -> bool {
-        let mut of_url = self.endpoints.iter().filter(|endpoint| endpoint.url == *url);
+        let endpoints = self.list();
+        let mut of_url = endpoints.iter().filter(|endpoint| endpoint.url == *url);
         of_url.all(|endpoint| !endpoint.is_healthy()) && self.has_another_than(url)
     }
 
     /// Whether an endpoint other than `url` is connected and healthy.
     #[must_use]
     pub fn has_another_than(&self, url: &Url) -> bool {
-        let mut others = self.endpoints.iter().filter(|endpoint| endpoint.url != *url);
+        let endpoints = self.list();
+        let mut others = endpoints.iter().filter(|endpoint| endpoint.url != *url);
         others.any(|endpoint| endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some())
     }
 
     /// Whether no member answers: none is connected, or those that are do not respond to health checks.
     #[must_use]
     pub fn is_silent(&self) -> bool {
-        self.endpoints.iter().all(|endpoint| endpoint.is_silent())
+        self.list().iter().all(|endpoint| endpoint.is_silent())
     }
 
     /// rangecache's own identity.
@@ -357,9 +457,7 @@ impl Upstream {
     /// Whether an endpoint leads to a server with etcd's interface that is not etcd.
     #[must_use]
     pub fn is_emulation(&self) -> bool {
-        self.endpoints
-            .iter()
-            .any(|endpoint| endpoint.server.is_emulation())
+        self.list().iter().any(|endpoint| endpoint.server.is_emulation())
     }
 
     /// Changes whenever [`Upstream::lowest_version`] does.
@@ -371,19 +469,21 @@ impl Upstream {
     /// State of every gate, in the order of [`gates::ALL`].
     #[must_use]
     pub fn gates(&self) -> Vec<(&'static VersionGate, GateState)> {
+        let endpoints = self.list();
         let assess = |gate: &'static VersionGate| {
             let is_off = *gate == gates::RANGE_STREAM && !self.may_stream;
-            let servers = self.endpoints.iter().map(|endpoint| &endpoint.server);
+            let servers = endpoints.iter().map(|endpoint| &endpoint.server);
             let reports: Vec<_> = servers.map(|server| server.report(gate)).collect();
             (gate, gate.assess(is_off, &reports))
         };
         gates::ALL.iter().copied().map(assess).collect()
     }
 
-    /// State of every endpoint, in the order of `--endpoints`.
+    /// State of every endpoint, in the order of `--endpoints`; others after them.
     #[must_use]
     pub fn endpoints(&self) -> Vec<EndpointView> {
-        let views = self.endpoints.iter().map(|endpoint| endpoint.view());
+        let endpoints = self.list();
+        let views = endpoints.iter().map(|endpoint| endpoint.view());
         views
             .map(|view| EndpointView {
                 no_range_stream: if self.may_stream {
@@ -399,6 +499,9 @@ impl Upstream {
     /// Sets the metrics of every endpoint.
     pub fn export(&self, metrics: &Metrics) {
         let (mixed, metrics) = (self.context.clusters.mixed(), metrics.group::<EndpointMetrics>());
+        for url in self.context.endpoints.take_left() {
+            metrics.forget(&url.to_string());
+        }
         for view in self.endpoints() {
             let url = view.url.to_string();
             let is_left_out = mixed.iter().any(|of| !of.is_used && of.url == url);
@@ -417,58 +520,13 @@ impl Upstream {
 mod tests {
     use bytes::Bytes;
     use http::Request;
-    use prost::Message as _;
-    use tokio_util::sync::DropGuard;
 
     use super::*;
-    use crate::fake::FakeEtcd;
     use crate::outgoing::Outgoing;
-    use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
+    use crate::testing::{SOON, member, start, until};
 
-    const SOON: Duration = Duration::from_secs(20);
     /// Class of connections on which only tests make calls.
     const QUIET: ConnectionClass = ConnectionClass::Authorization;
-
-    /// A member of `cluster`, without a leader if `leader` is 0.
-    async fn member(version: &str, cluster: u64, leader: u64) -> FakeEtcd {
-        let status = StatusResponse {
-            header: Some(ResponseHeader {
-                cluster_id: cluster,
-                member_id: 2,
-                ..ResponseHeader::default()
-            }),
-            version: version.to_owned(),
-            leader,
-            ..StatusResponse::default()
-        };
-        let status = status.encode_to_vec();
-        FakeEtcd::start(move |_, _| std::future::ready(Ok(status.clone()))).await
-    }
-
-    fn start(urls: &[&Url], may_stream: bool) -> (Arc<Upstream>, DropGuard) {
-        let urls: Vec<_> = urls.iter().copied().cloned().collect();
-        let stop = CancellationToken::new();
-        let upstream = Upstream::start(
-            &urls,
-            &Connector::plaintext(),
-            may_stream,
-            Credentials::new(None),
-            &TaskTracker::new(),
-            &stop,
-        );
-        (upstream, stop.drop_guard())
-    }
-
-    async fn until(holds: impl Fn() -> bool) {
-        let waiting = async {
-            while !holds() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(SOON, waiting)
-            .await
-            .expect("the condition holds");
-    }
 
     /// Whether all connections of each endpoint are open, and its version is known.
     fn is_settled(upstream: &Upstream) -> bool {
@@ -630,5 +688,37 @@ mod tests {
             assert!(error.causes.contains(&format!("{url}: ")), "{error}");
         }
         assert!(error.causes.contains("refused"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn writes_go_to_the_leader_unless_it_is_much_busier() {
+        // Each member's id is 2.
+        let (leader, follower) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 3).await);
+        let (upstream, _stop) = start(&[&leader.url, &follower.url], true);
+        until(|| {
+            let roles: Vec<_> = upstream.endpoints().iter().map(|view| view.role).collect();
+            roles == [Role::Leader, Role::Follower]
+        })
+        .await;
+        settled_for_good(&upstream, &[true, true]).await;
+        let chosen = async || {
+            let connection = upstream.connection_to_leader(QUIET, Instant::now() + SOON).await;
+            connection.unwrap().url().clone()
+        };
+        for _ in 0..4 {
+            assert_eq!(chosen().await, leader.url);
+        }
+        let busy = upstream.connection_to(QUIET, &leader.url, Instant::now() + SOON);
+        let busy = busy.await.unwrap();
+        let mut held = Vec::new();
+        for _ in 0..=BUSY_LEADER_CALLS {
+            let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
+            held.push(busy.send(Request::post("/a").body(body).unwrap()).await.unwrap());
+        }
+        assert_eq!(chosen().await, follower.url, "the leader is much busier");
+        held.pop();
+        assert_eq!(chosen().await, leader.url);
+        upstream.avoid(&leader.url);
+        assert_eq!(chosen().await, follower.url, "calls failed on the leader");
     }
 }

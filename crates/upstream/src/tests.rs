@@ -1,7 +1,6 @@
 //! Calls in flight while etcd closes their connection gracefully (GOAWAY).
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -9,14 +8,11 @@ use http_body_util::BodyExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::fake::{Answer, FakeEtcd};
-use super::{ConnectionClass, Credentials, Outgoing, Upstream};
+use super::testing::{SOON, start};
+use super::{ConnectionClass, Outgoing};
 use rangecache_base::net::Url;
-
-const SOON: Duration = Duration::from_secs(20);
 
 type Server = h2::server::Connection<TcpStream, Bytes>;
 
@@ -38,19 +34,6 @@ where
         }
     });
     format!("http://127.0.0.1:{port}").parse().unwrap()
-}
-
-fn upstream(url: &Url) -> (Arc<Upstream>, tokio_util::sync::DropGuard) {
-    let stop = CancellationToken::new();
-    let upstream = Upstream::start(
-        std::slice::from_ref(url),
-        &rangecache_edge::tls::Connector::plaintext(),
-        true,
-        Credentials::new(None),
-        &TaskTracker::new(),
-        &stop,
-    );
-    (upstream, stop.drop_guard())
 }
 
 fn call(path: &str) -> Request<Outgoing> {
@@ -87,7 +70,7 @@ async fn connection_is_drained_after_goaway() {
         }
     })
     .await;
-    let (upstream, _stop) = upstream(&url);
+    let (upstream, _stop) = start(&[&url], true);
     let connection = upstream
         .connection(ConnectionClass::Check, Instant::now() + SOON)
         .await
@@ -123,7 +106,7 @@ async fn connection_is_drained_after_goaway() {
 #[tokio::test]
 async fn status_call_without_a_response_ends_with_deadline_exceeded() {
     let etcd = FakeEtcd::start(|_, _| std::future::pending::<Answer>()).await;
-    let (upstream, _stop) = upstream(&etcd.url);
+    let (upstream, _stop) = start(&[&etcd.url], true);
     let connection = upstream.connection(ConnectionClass::Check, Instant::now() + SOON);
     let connection = connection.await.unwrap();
     // Time now passes as soon as nothing else happens.

@@ -50,6 +50,11 @@ fn describe(change: &ChangeStatus) -> (&'static str, String) {
         ChangeKind::MemberHealthy => ("good", "healthy".to_owned()),
         ChangeKind::MemberUnhealthy => ("warning", "unhealthy".to_owned()),
         ChangeKind::MemberLost => ("bad", "connection lost".to_owned()),
+        ChangeKind::EndpointAdded if *details == "members" => {
+            ("note", "endpoint of a member, used from now on".to_owned())
+        }
+        ChangeKind::EndpointAdded => ("note", "endpoint used from now on".to_owned()),
+        ChangeKind::EndpointRemoved => ("note", "endpoint used no more".to_owned()),
         ChangeKind::FlagChanged => ("note", format!("changed by a reload: {details}")),
         ChangeKind::FlagsRefused => ("warning", format!("the flags could not be reloaded: {details}")),
         ChangeKind::MemoryOff => ("warning", "memory switched off by an operator".to_owned()),

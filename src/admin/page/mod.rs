@@ -311,6 +311,8 @@ mod tests {
             }],
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
+                source: "flag",
+                is_leaving: false,
                 version: None,
                 role: "no_leader",
                 is_connected: true,

@@ -159,6 +159,8 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
         ("bad", "not connected")
     } else if !endpoint.is_healthy {
         ("warning", "unhealthy")
+    } else if endpoint.is_leaving {
+        ("note", "used until another one serves")
     } else if endpoint.is_avoided {
         ("warning", "calls failed recently")
     } else {
@@ -175,6 +177,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
             (card_head(&endpoint.url, class, state))
             @if !endpoint.is_connected { p { (endpoint.last_error) } }
             dl {
+                @if endpoint.source == "members" { (pair("found by", "--endpoints-auto-sync-interval")) }
                 (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
                 (pair("role", role))
                 (pair("connections", &connections))
@@ -340,6 +343,8 @@ mod tests {
     fn range_stream_of_a_member_that_was_never_reached_is_not_known() {
         let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
             url: "http://etcd:2379".to_owned(),
+            source: "flag",
+            is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",
             is_connected: false,

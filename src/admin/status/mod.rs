@@ -217,6 +217,8 @@ fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
 fn endpoint(view: &EndpointView) -> EndpointStatus {
     EndpointStatus {
         url: view.url.to_string(),
+        source: view.source.as_str(),
+        is_leaving: view.is_leaving,
         version: view.version.map(|version| version.to_string()),
         role: match view.role {
             Role::Unknown => "unknown",

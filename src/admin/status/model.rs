@@ -245,6 +245,10 @@ pub(crate) struct Stretch {
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointStatus {
     pub(crate) url: String,
+    /// `flag` or `members`.
+    pub(crate) source: &'static str,
+    /// The endpoint is left as soon as another one serves.
+    pub(crate) is_leaving: bool,
     pub(crate) version: Option<String>,
     /// `leader`, `follower`, `learner`, `no_leader` or `unknown`.
     pub(crate) role: &'static str,

@@ -29,6 +29,7 @@ use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use rangecache_mirror::history::{Before, ClusterState};
 use rangecache_upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MessageLimit, Outgoing, SendFailure, Upstream,
+    WritesTo,
 };
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
@@ -44,6 +45,8 @@ pub(crate) struct Forward {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) cluster_state: Arc<ClusterState>,
     pub(crate) telemetry: Arc<ProxyTelemetry>,
+    /// Members to which writes are sent (`--writes-to`).
+    pub(crate) writes_to: WritesTo,
     /// Time in which a call may wait for a connection and be sent again (`--connect-timeout`).
     pub(crate) connect_timeout: Duration,
     /// Time limit for a client's request message (`--request-timeout`).
@@ -223,7 +226,8 @@ impl Forward {
         // After the wait for bytes: a call that waits for other clients to read has no turn.
         let _turn = self.turn(class, gate).await?;
         let before_write = method.may_write_keys().then(|| self.cluster_state.before_check());
-        let upstream_response = self.send(parts, body, class).await?;
+        let to_leader = self.writes_to == WritesTo::Leader && method.may_write_keys();
+        let upstream_response = self.send_to(parts, body, class, to_leader).await?;
         self.pass_through(upstream_response, method, window_bytes, held, before_write)
             .await
     }
@@ -262,9 +266,25 @@ impl Forward {
         body: RequestBody,
         class: ConnectionClass,
     ) -> Result<UpstreamResponse, SendError> {
+        self.send_to(parts, body, class, false).await
+    }
+
+    /// [`Forward::send`], to the leader if `to_leader`, and if it is not too busy.
+    async fn send_to(
+        &self,
+        parts: Parts,
+        body: RequestBody,
+        class: ConnectionClass,
+        to_leader: bool,
+    ) -> Result<UpstreamResponse, SendError> {
         let mut attempts = Attempts::new(parts, body, Instant::now() + self.connect_timeout);
         loop {
-            let connection = self.upstream.connection(class, attempts.deadline()).await?;
+            let deadline = attempts.deadline();
+            let connection = if to_leader {
+                self.upstream.connection_to_leader(class, deadline).await?
+            } else {
+                self.upstream.connection(class, deadline).await?
+            };
             if let Some(upstream_response) = attempts.send_on(&connection).await? {
                 self.cluster_state.note_answered(connection.opened());
                 self.avoid_if_unavailable(&connection, upstream_response.response.headers());
@@ -406,6 +426,7 @@ mod tests {
             ),
             cluster_state: Arc::default(),
             telemetry: Arc::default(),
+            writes_to: WritesTo::Any,
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),

@@ -23,6 +23,10 @@ pub enum ChangeKind {
     MemberUnhealthy,
     /// The connection that checks a member's health was lost.
     MemberLost,
+    /// An endpoint of etcd is used from now on; its source is in the details.
+    EndpointAdded,
+    /// An endpoint of etcd is used no more.
+    EndpointRemoved,
     /// A reload has changed a flag.
     FlagChanged,
     /// The flags could not be reloaded.
@@ -43,6 +47,8 @@ impl ChangeKind {
             ChangeKind::MemberHealthy => "member_healthy",
             ChangeKind::MemberUnhealthy => "member_unhealthy",
             ChangeKind::MemberLost => "member_lost",
+            ChangeKind::EndpointAdded => "endpoint_added",
+            ChangeKind::EndpointRemoved => "endpoint_removed",
             ChangeKind::FlagChanged => "flag_changed",
             ChangeKind::FlagsRefused => "flags_refused",
             ChangeKind::MemoryOff => "memory_off",

@@ -99,6 +99,12 @@ impl Connector {
         Arc::new(Connector { tls: None })
     }
 
+    /// Whether it can connect to endpoints with TLS.
+    #[must_use]
+    pub fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// Reads the files that the flags name, if any endpoint has TLS. With `names_callers` the common name of the client
     /// certificate must stay the same when its file is replaced.
     ///

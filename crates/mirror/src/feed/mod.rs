@@ -90,6 +90,7 @@ impl Feed<'_> {
                 Err(end) => end,
             },
             () = feeding.upstream.until_left_out(feeding.connection) => feeding.another_history(&before, 0),
+            () = feeding.connection.until_removed() => FeedEnd::Lost("its endpoint is used no more".into()),
         }
     }
 
