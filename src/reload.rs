@@ -110,6 +110,10 @@ impl Reloader {
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("the file of --flags-file could not be read in time".to_owned()),
         };
+        let read = match read {
+            Ok(serving) => discovered(serving).await,
+            Err(error) => Err(error),
+        };
         let serving = match read.and_then(|serving| self.check(serving)) {
             Ok(serving) => serving,
             Err(error) => {
@@ -206,6 +210,14 @@ impl Reloader {
         }
         reloaded
     }
+}
+
+/// The flags with the endpoints that DNS names.
+async fn discovered(mut serving: Serving) -> Result<Serving, String> {
+    let discovering = serving.config.etcd.discover();
+    discovering.await.map_err(|error| error.to_string())?;
+    serving.config.validate().map_err(|error| error.to_string())?;
+    Ok(serving)
 }
 
 fn shown(setting: &Setting) -> &str {

@@ -20,6 +20,7 @@ Examples:
   cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
   cargo bench --bench suite -- scarce [--random]             what do reads cost if values do not fit?
   cargo bench --bench suite -- gap                           what does a reload after a compaction cost?
+  cargo bench --bench suite -- writes                        what do writes to the leader save?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
@@ -109,6 +110,12 @@ pub(crate) enum Mode {
         /// Size of each value
         #[arg(long, default_value_t = 10_000)]
         value_bytes: usize,
+    },
+    /// Write to three members, directly and through rangecache with each value of --writes-to
+    Writes {
+        /// Rate of the writes
+        #[arg(long, default_value_t = 1_000)]
+        per_second: u32,
     },
     /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
     WatchSoak {

@@ -36,6 +36,7 @@ mod watch_message;
 mod watch_soak;
 mod watchers;
 mod wire;
+mod writes;
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
@@ -146,6 +147,10 @@ async fn suite(args: Args) -> Result<()> {
         }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return gap::run(&suite, megabytes, value_bytes).await;
+        }
+        Some(Mode::Writes { per_second }) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return writes::run(&suite, per_second).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

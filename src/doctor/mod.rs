@@ -68,8 +68,13 @@ pub fn run(options: &DoctorConfig) -> ExitCode {
 
 /// Examines everything. A step whose prerequisites are missing is skipped.
 pub(crate) async fn examine(options: &DoctorConfig) -> Report {
-    let config = &options.config;
+    let mut config = options.config.clone();
     let mut report = Report::default();
+    if let Err(error) = config.etcd.discover().await {
+        report.find(Area::Endpoints, FindingId::EtcdUnreachable, error.to_string());
+        return report;
+    }
+    let config = &config;
     certificates::examine_files(config, &mut report);
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());

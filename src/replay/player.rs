@@ -76,8 +76,10 @@ async fn connect(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Result<Arc<Upstream>, String> {
-    let etcd = &config.config.etcd;
-    let connector = config.config.connector(&Arc::new(Metrics::new()));
+    let mut config = config.config.clone();
+    config.etcd.discover().await.map_err(|error| error.to_string())?;
+    let etcd = &config.etcd;
+    let connector = config.connector(&Arc::new(Metrics::new()));
     let connector = connector.map_err(|error| error.to_string())?;
     let may_stream = etcd.range_stream == RangeStream::Auto;
     let credentials = Credentials::open(etcd, &connector).map_err(|error| error.to_string())?;

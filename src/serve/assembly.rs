@@ -13,7 +13,7 @@ use rangecache_base::telemetry::{Metrics, Telemetry};
 use rangecache_edge::limits::OpenConnections;
 use rangecache_edge::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache_mirror::Mirrors;
-use rangecache_upstream::{Credentials, RangeStream, Upstream};
+use rangecache_upstream::{Credentials, RangeStream, Upstream, follow_members, follow_srv};
 
 /// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].
 pub struct Assembly {
@@ -84,7 +84,8 @@ impl Assembly {
             background,
             stop,
         );
-        upstream.follow_members(config.etcd.endpoints_auto_sync_interval);
+        follow_srv(&upstream, &config.etcd);
+        follow_members(&upstream, config.etcd.endpoints_auto_sync_interval);
         let mirrors = rangecache_mirror::start(
             &live.mirror,
             &config.etcd,

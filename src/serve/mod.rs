@@ -63,6 +63,13 @@ pub fn run(serving: Serving) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Err(error) = runtime.block_on(config.etcd.discover()) {
+        tracing::error!(%error, "stopping");
+        return ExitCode::FAILURE;
+    }
+    if let Err(error) = config.validate() {
+        return cli::misuse(error);
+    }
     let files = match Files::open(&config) {
         Ok(files) => files,
         Err(error) => return cli::misuse(error),

@@ -113,7 +113,7 @@ fn pages_name_only_existing_flags() {
     // Flags of etcd, etcdctl, kube-apiserver, kubectl, helm, cargo and the project's own tools.
     let theirs: BTreeSet<&str> =
         "--auto-compaction-retention --force-new-cluster --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd-cafile --etcd-certfile --etcd-keyfile --etcd- --watch-cache --enable-distributed-tracing --tracing-config-file --version \
-        --help --list --only --skip --auth --reuse-port"
+        --help --list --only --skip --auth --reuse-port --discovery-srv"
             .split_whitespace()
             .collect();
     let pages = ["README.md", "CONTRIBUTING.md"].map(|page| root().join(page));

@@ -150,6 +150,7 @@ impl ServerCapabilities {
 /// Lowest version among the endpoints that have reported theirs.
 #[derive(Debug)]
 pub(super) struct LowestVersion {
+    servers: ArcSwap<Vec<Arc<ServerCapabilities>>>,
     /// Read for every request; `None` before the first report.
     lowest: ArcSwap<Option<Version>>,
     changed: watch::Sender<()>,
@@ -158,6 +159,7 @@ pub(super) struct LowestVersion {
 impl Default for LowestVersion {
     fn default() -> Self {
         LowestVersion {
+            servers: ArcSwap::default(),
             lowest: ArcSwap::default(),
             changed: watch::Sender::new(()),
         }
@@ -174,9 +176,16 @@ impl LowestVersion {
         self.changed.subscribe()
     }
 
-    /// Computes the lowest version again, after one of the `versions` has changed, or an endpoint was left.
-    pub(super) fn refresh(&self, versions: impl Iterator<Item = Version>) {
-        let lowest = versions.min();
+    /// Considers these servers from now on.
+    pub(super) fn set_servers(&self, servers: Vec<Arc<ServerCapabilities>>) {
+        self.servers.store(Arc::new(servers));
+        self.refresh();
+    }
+
+    /// Computes the lowest version again, after a server has reported another one.
+    pub(super) fn refresh(&self) {
+        let servers = self.servers.load();
+        let lowest = servers.iter().filter_map(|server| server.version()).min();
         if self.get() != lowest {
             self.lowest.store(Arc::new(lowest));
             self.changed.send_replace(());
@@ -218,13 +227,14 @@ mod tests {
 
     #[test]
     fn emulation_has_no_version() {
-        let server = ServerCapabilities::default();
+        let server = Arc::<ServerCapabilities>::default();
         let lowest = LowestVersion::default();
+        lowest.set_servers(vec![Arc::clone(&server)]);
         server.record_version(Version::new(3, 6, 11));
-        lowest.refresh(server.version().into_iter());
+        lowest.refresh();
         assert_eq!(lowest.get(), Some(Version::new(3, 6, 11)));
         assert!(server.record_emulation() && !server.record_emulation());
-        lowest.refresh(server.version().into_iter());
+        lowest.refresh();
         assert_eq!((server.version(), lowest.get()), (None, None));
         assert!(server.record_version(Version::new(3, 6, 11)), "etcd in its place");
         assert!(server.record_emulation());

@@ -3,7 +3,9 @@
 //! Each connection records the id of its member's cluster. The cluster that most connections lead to is used, and
 //! connections to others are left out, so that a wrong endpoint does not look like a replaced history again and again.
 //! A connection that is lost still counts, because a member that restarts has not left its cluster. If another
-//! connection shows that its member did leave it (a restore as a new cluster), the lost ones count no more.
+//! connection shows that its member did leave it (a restore as a new cluster), the lost ones count no more. Connections to
+//! endpoints that were added later count from the time on at which one of them leads to the cluster that is used: a wrong
+//! list must not change the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,6 +64,8 @@ pub struct ClusterOfEndpoint {
 struct Known {
     /// Cluster of each connection, and whether the connection is open.
     slots: BTreeMap<ConnectionSlot, (u64, bool)>,
+    /// URLs of endpoints whose connections do not count yet.
+    added: BTreeSet<String>,
     /// Endpoints and clusters whose connections were left out, and when last. Behind a name, the next connection may
     /// lead to the right one.
     left_out: BTreeMap<(String, u64), Instant>,
@@ -92,6 +96,9 @@ impl Clusters {
     /// Records that the connection `slot` leads to the cluster `id`.
     pub(super) fn record(&self, slot: &ConnectionSlot, id: u64) {
         let mut known = self.known.lock();
+        if id == *self.used.borrow() {
+            known.added.remove(&slot.url);
+        }
         let before = known.slots.insert(slot.clone(), (id, true));
         if before != Some((id, true)) {
             if let Some((left, _)) = before.filter(|(before, _)| *before != id) {
@@ -112,17 +119,34 @@ impl Clusters {
         }
     }
 
-    /// Forgets the connection `slot`, whose endpoint is used no more.
-    pub(super) fn forget(&self, slot: &ConnectionSlot) {
+    /// Records that the endpoint `url` was added: its connections do not count until one leads to the cluster that is used.
+    pub(super) fn add(&self, url: &Url) {
+        self.known.lock().added.insert(url.to_string());
+    }
+
+    /// Counts the connections of all endpoints.
+    pub(super) fn count_all(&self) {
         let mut known = self.known.lock();
-        known.slots.remove(slot);
+        known.added.clear();
+        self.choose(&mut known);
+    }
+
+    fn choose(&self, known: &mut Known) {
         let used = known.largest(*self.used.borrow());
         if used != *self.used.borrow() {
             self.used.send_replace(used);
             known.leave_out(used);
         }
+    }
+
+    /// Forgets the connection `slot`, whose endpoint is used no more.
+    pub(super) fn forget(&self, slot: &ConnectionSlot) {
+        let mut known = self.known.lock();
+        known.slots.remove(slot);
+        self.choose(&mut known);
         let is_gone = |url: &String| !known.slots.keys().any(|other| other.url == *url);
         if is_gone(&slot.url) {
+            known.added.remove(&slot.url);
             known.left_out.retain(|(url, _), _| *url != slot.url);
         }
     }
@@ -187,7 +211,11 @@ impl Known {
     /// Cluster that most connections lead to; `used` if several are as large.
     fn largest(&self, used: u64) -> u64 {
         let mut sizes = BTreeMap::new();
-        for (id, _) in self.slots.values() {
+        let counted = self
+            .slots
+            .iter()
+            .filter(|(slot, _)| !self.added.contains(&slot.url));
+        for (_, (id, _)) in counted {
             *sizes.entry(*id).or_insert(0_usize) += 1;
         }
         let largest = sizes.iter().max_by_key(|(id, size)| (**size, **id == used));
@@ -307,6 +335,28 @@ mod tests {
         assert_eq!(*clusters.used.borrow(), 1);
         // One member is restored as a new cluster; the others do not come back.
         clusters.record(&slot("a"), 2);
+        assert_eq!(*clusters.used.borrow(), 2);
+    }
+
+    #[test]
+    fn connections_to_added_endpoints_count_once_one_leads_to_the_cluster_that_is_used() {
+        let clusters = Clusters::default();
+        let url = |name: &str| format!("http://{name}:1").parse::<Url>().unwrap();
+        let of = |name: &str| ConnectionSlot::new(&url(name), ConnectionClass::Check, 0);
+        clusters.record(&of("a"), 1);
+        for added in ["b", "c", "d"] {
+            clusters.add(&url(added));
+            clusters.record(&of(added), 2);
+        }
+        assert_eq!(
+            *clusters.used.borrow(),
+            1,
+            "most of what was added leads to another cluster"
+        );
+        clusters.record(&of("b"), 1);
+        clusters.record(&of("b"), 2);
+        assert_eq!(*clusters.used.borrow(), 1, "a tie");
+        clusters.count_all();
         assert_eq!(*clusters.used.borrow(), 2);
     }
 }

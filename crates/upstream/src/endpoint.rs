@@ -20,7 +20,6 @@ use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
 use super::health::{HealthMonitor, StatusReport};
-use super::list::EndpointList;
 use super::role::Role;
 use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
@@ -88,6 +87,8 @@ pub struct EndpointView {
     pub source: EndpointSource,
     /// Whether it is left as soon as another one serves.
     pub is_leaving: bool,
+    /// Id of the member that has responded last; `None` before.
+    pub member_id: Option<u64>,
     /// Version that was reported last.
     pub version: Option<Version>,
     /// Role that was reported last on the current connection; [`Role::Unknown`] without one.
@@ -119,18 +120,8 @@ pub(super) struct ConnectionContext {
     pub(super) connected: Notify,
     pub(super) lowest_version: LowestVersion,
     pub(super) clusters: Clusters,
-    pub(super) endpoints: EndpointList,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
-}
-
-impl ConnectionContext {
-    /// Computes the lowest version of the endpoints again.
-    pub(super) fn refresh_lowest_version(&self) {
-        let endpoints = self.endpoints.load();
-        let versions = endpoints.iter().filter_map(|endpoint| endpoint.version());
-        self.lowest_version.refresh(versions);
-    }
 }
 
 /// Endpoint and its connections.
@@ -223,7 +214,7 @@ impl Endpoint {
     }
 
     /// Id of the member that has responded last; `None` before.
-    pub(super) fn member_id(&self) -> Option<u64> {
+    fn member_id(&self) -> Option<u64> {
         Some(self.member_id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
@@ -352,6 +343,7 @@ impl Endpoint {
             url: self.url.clone(),
             source: self.source(),
             is_leaving: self.is_leaving(),
+            member_id: self.member_id(),
             version: self.version(),
             role: self.role(),
             connections: live.len(),
@@ -567,14 +559,14 @@ impl Endpoint {
             if self.server.record_emulation() {
                 tracing::warn!(endpoint = %self.url, version = status.version,
                     "this server is not etcd: it has no cluster id. Forwarding everything to it");
-                context.refresh_lowest_version();
+                context.lowest_version.refresh();
             }
             return;
         }
         match status.version.parse::<Version>() {
             Ok(version) if self.server.record_version(version) => {
                 tracing::info!(endpoint = %self.url, %version, "etcd reported its version");
-                context.refresh_lowest_version();
+                context.lowest_version.refresh();
             }
             Ok(_) => {}
             Err(error) => {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use clap::{Args, ValueEnum};
 
 use rangecache_base::flags::parse_duration;
@@ -20,9 +21,17 @@ pub struct EtcdConfig {
         long,
         value_name = "URL,…",
         value_delimiter = ',',
-        default_value = "http://127.0.0.1:2379"
+        default_value = "http://127.0.0.1:2379",
+        default_value_if("endpoints_srv", ArgPredicate::IsPresent, None)
     )]
     pub endpoints: Vec<Url>,
+
+    /// Domain whose SRV records name the endpoints, in place of --endpoints: _etcd-client-ssl._tcp.DOMAIN for those with
+    /// TLS, else _etcd-client._tcp.DOMAIN. They are looked up again every 30 seconds
+    ///
+    /// When to change it: DNS knows the members, as it does for etcd's `--discovery-srv`
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "endpoints")]
+    pub endpoints_srv: Option<String>,
 
     /// Interval at which the endpoints are compared with the cluster's members: members to which no endpoint leads are
     /// connected to at the URLs that they advertise, and endpoints of members that were removed are left. 0s: never

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `pool` | [`Upstream`]: all endpoints; picks the least busy live connection of a [`ConnectionClass`] |
 //! | `list` | the endpoints that are used, and their changes |
+//! | `srv` | endpoints from DNS |
 //! | `sync` | members of the cluster as endpoints |
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
@@ -43,6 +44,7 @@ mod outgoing;
 mod paging;
 mod pool;
 mod role;
+mod srv;
 mod sync;
 #[cfg(test)]
 mod testing;
@@ -70,4 +72,6 @@ pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
+pub use srv::{SrvError, follow_srv};
+pub use sync::follow_members;
 pub use version::Version;

@@ -17,6 +17,17 @@ use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
 /// Interval at which it is checked whether endpoints can be left.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Whether endpoints were left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// None was.
+    None,
+    /// Some were, because another one serves.
+    ForAnother,
+    /// Some were, because none of them was connected; no other one serves either.
+    WithoutAnother,
+}
+
 /// The endpoints in their order of preference among equals.
 #[derive(Debug)]
 pub(super) struct EndpointList {
@@ -119,13 +130,11 @@ impl EndpointList {
 
     /// Leaves endpoints that are to be left, once one of the others serves or none of them is connected: a list that is
     /// wrong, or of another cluster, costs nothing. Calls `left` after each change of the list.
-    pub(super) async fn leave(&self, left: impl Fn()) {
+    pub(super) async fn leave(&self, left: impl Fn(Left)) {
         loop {
             let wanted = self.wanted_to_leave.notified();
             if self.load().iter().any(|endpoint| endpoint.is_leaving()) {
-                if self.leave_what_can_be() {
-                    left();
-                }
+                left(self.leave_what_can_be());
                 tokio::time::sleep(LEAVE_INTERVAL).await;
             } else {
                 wanted.await;
@@ -133,8 +142,8 @@ impl EndpointList {
         }
     }
 
-    /// Returns whether endpoints were left.
-    pub(super) fn leave_what_can_be(&self) -> bool {
+    /// Leaves the endpoints that can be left now.
+    pub(super) fn leave_what_can_be(&self) -> Left {
         let _changing = self.changing.lock();
         let (leaving, staying): (Vec<_>, Vec<_>) = self
             .load_full()
@@ -144,11 +153,17 @@ impl EndpointList {
         let serves = |endpoint: &Arc<Endpoint>| {
             endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some()
         };
-        if leaving.is_empty()
-            || staying.is_empty()
-            || !(staying.iter().any(serves) || leaving.iter().all(|endpoint| !endpoint.is_connected()))
-        {
-            return false;
+        let left = if leaving.is_empty() || staying.is_empty() {
+            Left::None
+        } else if staying.iter().any(serves) {
+            Left::ForAnother
+        } else if leaving.iter().all(|endpoint| !endpoint.is_connected()) {
+            Left::WithoutAnother
+        } else {
+            Left::None
+        };
+        if left == Left::None {
+            return left;
         }
         self.endpoints.store(Arc::new(staying));
         for endpoint in leaving {
@@ -158,7 +173,7 @@ impl EndpointList {
                 .record(ChangeKind::EndpointRemoved, endpoint.url.to_string(), "");
             self.left.lock().push(endpoint.url.clone());
         }
-        true
+        left
     }
 
     /// The endpoints that were left since the last call.
@@ -236,10 +251,11 @@ mod tests {
 
     #[tokio::test]
     async fn list_of_which_nothing_serves_costs_nothing_and_can_be_taken_back() {
-        let (a, other) = (member("3.6.0", 7, 2).await, member("3.6.0", 8, 2).await);
+        let a = member("3.6.0", 7, 2).await;
+        let (other, third) = (member("3.6.0", 8, 2).await, member("3.6.0", 8, 2).await);
         let (upstream, _stop) = start(&[&a.url], true);
         until(|| upstream.endpoints()[0].is_healthy).await;
-        upstream.set_endpoints(&[unreachable(), other.url.clone()]);
+        upstream.set_endpoints(&[unreachable(), other.url.clone(), third.url.clone()]);
         until(|| {
             let views = upstream.endpoints();
             views
@@ -247,9 +263,10 @@ mod tests {
                 .all(|view| view.is_leaving || !view.last_error.ends_with("not connected yet"))
         })
         .await;
-        assert!(!upstream.leave_what_can_be(), "neither serves");
-        assert_eq!(urls(&upstream), [unreachable(), other.url.clone(), a.url.clone()]);
-        assert!(upstream.endpoints()[2].is_leaving && upstream.endpoints()[2].is_healthy);
+        assert_eq!(upstream.leave_what_can_be(), Left::None, "none of them serves");
+        let all = [unreachable(), other.url.clone(), third.url.clone(), a.url.clone()];
+        assert_eq!(urls(&upstream), all);
+        assert!(upstream.endpoints()[3].is_leaving && upstream.endpoints()[3].is_healthy);
         let used = upstream
             .connection(ConnectionClass::Unary, Instant::now() + SOON)
             .await;

@@ -20,10 +20,9 @@ use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, GateState, VersionGate};
-use super::list::EndpointList;
+use super::list::{EndpointList, Left};
 use super::metrics::EndpointMetrics;
 use super::role::Role;
-use super::sync::{KnownEndpoint, follow_members};
 use super::version::Version;
 use rangecache_base::net::{Stream, Url};
 use rangecache_base::panics::restarting;
@@ -43,6 +42,7 @@ const BUSY_LEADER_CALLS: usize = 64;
 /// etcd: all endpoints with their connections, versions and health.
 #[derive(Debug)]
 pub struct Upstream {
+    endpoints: EndpointList,
     /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
     next: AtomicUsize,
     context: Arc<ConnectionContext>,
@@ -72,11 +72,11 @@ impl Upstream {
             connected: Notify::new(),
             lowest_version: LowestVersion::default(),
             clusters: Clusters::default(),
-            endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
         let upstream = Arc::new(Upstream {
+            endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             next: AtomicUsize::new(0),
             context,
             may_stream,
@@ -85,10 +85,11 @@ impl Upstream {
         for endpoint in upstream.list().iter() {
             endpoint.keep_connected(&upstream.context);
         }
-        let (context, stopped) = (Arc::clone(&upstream.context), stop.clone());
-        tasks.spawn(async move {
-            let leaving = context.endpoints.leave(|| context.refresh_lowest_version());
-            stopped.run_until_cancelled(leaving).await;
+        upstream.refresh_lowest_version();
+        let leaving = Arc::clone(&upstream);
+        upstream.spawn("endpoints that are left", move || {
+            let leaving = Arc::clone(&leaving);
+            async move { leaving.endpoints.leave(|left| leaving.note_left(left)).await }
         });
         if upstream.credentials().is_configured() {
             let (credentials, stop) = (Arc::clone(&upstream.context.credentials), stop.clone());
@@ -108,58 +109,68 @@ impl Upstream {
 
     /// The endpoints of now.
     fn list(&self) -> Guard<Arc<Vec<Arc<Endpoint>>>> {
-        self.context.endpoints.load()
+        self.endpoints.load()
     }
 
     /// Uses `urls` in the place of the endpoints that the flags named before. Those are left as soon as one of `urls`
     /// serves, or when none of them is connected; feeds on them move, and calls on them end in peace.
     pub fn set_endpoints(&self, urls: &[Url]) {
-        for endpoint in self.context.endpoints.name(urls) {
+        for endpoint in self.endpoints.name(urls) {
+            self.context.clusters.add(&endpoint.url);
             endpoint.keep_connected(&self.context);
+        }
+        self.refresh_lowest_version();
+    }
+
+    /// Runs a task until the process stops, and again if it panics.
+    pub(super) fn spawn<F>(&self, name: &'static str, run: impl FnMut() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let stop = self.context.stop.clone();
+        self.context
+            .tasks
+            .spawn(stop.run_until_cancelled_owned(restarting(name, run)));
+    }
+
+    /// Notes that endpoints were left.
+    fn note_left(&self, left: Left) {
+        if left == Left::None {
+            return;
+        }
+        self.refresh_lowest_version();
+        if left == Left::WithoutAnother {
+            self.context.clusters.count_all();
         }
     }
 
-    /// Keeps the endpoints to the cluster's members, at `interval`, unless that is zero.
-    pub fn follow_members(self: &Arc<Self>, interval: Duration) {
-        if interval.is_zero() {
-            return;
-        }
-        let (upstream, stop) = (Arc::clone(self), self.context.stop.clone());
-        self.context.tasks.spawn(async move {
-            let following = restarting("endpoint sync", || follow_members(&upstream, interval));
-            stop.run_until_cancelled(following).await;
-        });
+    /// Computes the lowest version among the endpoints of now.
+    fn refresh_lowest_version(&self) {
+        let endpoints = self.list();
+        let servers = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.server));
+        self.context.lowest_version.set_servers(servers.collect());
     }
 
     /// Leaves the endpoints that are to be left, if that is possible now.
     #[cfg(test)]
-    pub(super) fn leave_what_can_be(&self) -> bool {
-        self.context.endpoints.leave_what_can_be()
-    }
-
-    /// What is known of each endpoint.
-    pub(super) fn known_endpoints(&self) -> Vec<KnownEndpoint> {
-        let known = |endpoint: &Arc<Endpoint>| KnownEndpoint {
-            url: endpoint.url.clone(),
-            source: endpoint.source(),
-            member_id: endpoint.member_id(),
-            is_connected: endpoint.live(ConnectionClass::Check).next().is_some(),
-        };
-        self.list().iter().map(known).collect()
+    pub(super) fn leave_what_can_be(&self) -> Left {
+        self.endpoints.leave_what_can_be()
     }
 
     /// Uses the endpoint of a member that was found; returns whether it is new.
     pub(super) fn adopt(&self, url: &Url) -> bool {
-        let adopted = self.context.endpoints.adopt(url);
+        let adopted = self.endpoints.adopt(url);
         if let Some(endpoint) = &adopted {
+            self.context.clusters.add(&endpoint.url);
             endpoint.keep_connected(&self.context);
+            self.refresh_lowest_version();
         }
         adopted.is_some()
     }
 
     /// Leaves the endpoint `url` as soon as another one serves.
     pub(super) fn want_to_leave(&self, url: &Url) {
-        self.context.endpoints.want_to_leave(url);
+        self.endpoints.want_to_leave(url);
     }
 
     /// The newest changes of the endpoints and their health, the oldest first.
@@ -499,7 +510,7 @@ impl Upstream {
     /// Sets the metrics of every endpoint.
     pub fn export(&self, metrics: &Metrics) {
         let (mixed, metrics) = (self.context.clusters.mixed(), metrics.group::<EndpointMetrics>());
-        for url in self.context.endpoints.take_left() {
+        for url in self.endpoints.take_left() {
             metrics.forget(&url.to_string());
         }
         for view in self.endpoints() {

@@ -5,13 +5,14 @@
 //! without TLS where an endpoint has TLS.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
 use super::class::ConnectionClass;
 use super::connection::ReceiveWindow;
-use super::endpoint::EndpointSource;
+use super::endpoint::{EndpointSource, EndpointView};
 use super::pool::Upstream;
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::{Member, MemberListRequest};
@@ -22,24 +23,25 @@ const FIRST_PAUSE: Duration = Duration::from_secs(5);
 /// Timeout of the request for the members, and of the attempt to reach one.
 const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is known of an endpoint.
-#[derive(Clone, Debug)]
-pub(super) struct KnownEndpoint {
-    pub(super) url: Url,
-    pub(super) source: EndpointSource,
-    /// Id of the member that has responded last.
-    pub(super) member_id: Option<u64>,
-    pub(super) is_connected: bool,
+/// Keeps the endpoints to the cluster's members, at `interval` unless that is zero, until the process stops.
+pub fn follow_members(upstream: &Arc<Upstream>, interval: Duration) {
+    if interval.is_zero() {
+        return;
+    }
+    let following = Arc::clone(upstream);
+    upstream.spawn("endpoints of the members", move || {
+        let upstream = Arc::clone(&following);
+        async move { follow(&upstream, interval).await }
+    });
 }
 
-/// Keeps the endpoints to the cluster's members, for ever.
-pub(super) async fn follow_members(upstream: &Upstream, interval: Duration) {
+async fn follow(upstream: &Upstream, interval: Duration) {
     let mut warned = BTreeSet::new();
     let mut pause = interval.min(FIRST_PAUSE);
     loop {
         tokio::time::sleep(pause).await;
         let found = members(upstream).await;
-        let endpoints = upstream.known_endpoints();
+        let endpoints = upstream.endpoints();
         let is_settled = endpoints
             .iter()
             .all(|endpoint| !endpoint.is_connected || endpoint.member_id.is_some());
@@ -80,7 +82,7 @@ async fn members(upstream: &Upstream) -> Option<Vec<Member>> {
 }
 
 /// The voting members to which no connected endpoint leads.
-fn missing<'a>(members: &'a [Member], endpoints: &[KnownEndpoint]) -> Vec<&'a Member> {
+fn missing<'a>(members: &'a [Member], endpoints: &[EndpointView]) -> Vec<&'a Member> {
     let is_reached = |member: &Member| {
         endpoints
             .iter()
@@ -94,8 +96,8 @@ fn missing<'a>(members: &'a [Member], endpoints: &[KnownEndpoint]) -> Vec<&'a Me
 
 /// The endpoints that lead to no member: that of a member which was removed, and an address that was found and that a
 /// member has given up. One that a flag names stays otherwise, for its member may come back.
-fn outdated<'a>(members: &[Member], endpoints: &'a [KnownEndpoint]) -> Vec<&'a Url> {
-    let is_outdated = |endpoint: &KnownEndpoint| {
+fn outdated<'a>(members: &[Member], endpoints: &'a [EndpointView]) -> Vec<&'a Url> {
+    let is_outdated = |endpoint: &EndpointView| {
         let of_member = members
             .iter()
             .find(|member| Some(member.id) == endpoint.member_id);
@@ -115,7 +117,7 @@ fn outdated<'a>(members: &[Member], endpoints: &'a [KnownEndpoint]) -> Vec<&'a U
 }
 
 /// The URLs of a member that may be used beside `endpoints`.
-fn candidates(member: &Member, endpoints: &[KnownEndpoint], has_tls: bool) -> Vec<Url> {
+fn candidates(member: &Member, endpoints: &[EndpointView], has_tls: bool) -> Vec<Url> {
     let needs_tls = endpoints.iter().any(|endpoint| endpoint.url.tls);
     let may_be_used = |url: &Url| {
         matches!(url.address, Address::Tcp { .. })
@@ -133,7 +135,7 @@ fn candidates(member: &Member, endpoints: &[KnownEndpoint], has_tls: bool) -> Ve
 async fn find(
     upstream: &Upstream,
     member: &Member,
-    endpoints: &[KnownEndpoint],
+    endpoints: &[EndpointView],
     warned: &mut BTreeSet<String>,
 ) {
     for url in candidates(member, endpoints, upstream.connector().has_tls()) {
@@ -172,12 +174,11 @@ async fn is_at(upstream: &Upstream, member: &Member, url: &Url) -> Result<(), St
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use parking_lot::Mutex;
     use prost::Message as _;
 
     use super::*;
+    use crate::endpoint::Endpoint;
     use crate::fake::FakeEtcd;
     use crate::testing::{start, status, until, urls};
     use etcd_wire::etcdserverpb::MemberListResponse;
@@ -215,7 +216,7 @@ mod tests {
             member(3, &wrong.url.to_string()),
         ];
         let (upstream, _stop) = start(&[&a.url], true);
-        upstream.follow_members(Duration::from_millis(1));
+        follow_members(&upstream, Duration::from_millis(1));
         until(|| urls(&upstream) == [a.url.clone(), b.url.clone()]).await;
         until(|| upstream.endpoints().iter().all(|view| view.is_healthy)).await;
         assert_eq!(upstream.endpoints()[1].source, EndpointSource::Members);
@@ -243,12 +244,11 @@ mod tests {
         }
     }
 
-    fn endpoint(url: &str, member_id: u64, is_connected: bool, source: EndpointSource) -> KnownEndpoint {
-        KnownEndpoint {
-            url: url.parse().unwrap(),
-            source,
+    fn endpoint(url: &str, member_id: u64, is_connected: bool, source: EndpointSource) -> EndpointView {
+        EndpointView {
             member_id: Some(member_id).filter(|id| *id != 0),
             is_connected,
+            ..Endpoint::new(url.parse().unwrap(), source, Arc::default()).view()
         }
     }
 
@@ -308,7 +308,7 @@ mod tests {
             client_urls: urls.map(str::to_owned).to_vec(),
             ..member(1, "")
         };
-        let found = |endpoints: &[KnownEndpoint], has_tls| -> Vec<String> {
+        let found = |endpoints: &[EndpointView], has_tls| -> Vec<String> {
             candidates(&member, endpoints, has_tls)
                 .iter()
                 .map(ToString::to_string)

@@ -272,7 +272,8 @@ impl TlsConfig {
             ("auto-tls", self.auto_tls),
             ("trusted-ca-file", self.trusted_ca_file.is_some()),
         ];
-        let any_upstream = endpoints.iter().any(|url| url.tls);
+        // There are none before DNS was asked for them.
+        let any_upstream = endpoints.is_empty() || endpoints.iter().any(|url| url.tls);
         let mut listeners = clients.iter().copied().chain(operators);
         let first_listener = listeners.find(|url| url.tls);
         for (flags, used, urls) in [
