@@ -8,7 +8,9 @@ use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::{Client, UNAVAILABLE};
 use testkit::kv::{PUT, RANGE};
-use testkit::pb::{Empty, MemberPromoteRequest, PutRequest, RangeRequest, WatchCreateRequest, WatchResponse};
+use testkit::pb::{
+    Empty, MemberPromoteRequest, PutRequest, RangeRequest, WatchCreateRequest, WatchResponse, prefix_end,
+};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{self, Reads, put_when_possible};
 use testkit::wait::{SOON, until};
@@ -456,4 +458,58 @@ async fn thousand_pings_of_a_client_are_answered() {
         .put("k", "v")
         .await
         .expect("other clients are served");
+}
+
+/// A reload names another way to etcd: the feed moves there, the mirror is not loaded again, and an open watch gets every
+/// event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn feed_moves_to_the_endpoint_that_a_reload_names() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
+    let (former, named) = (
+        FaultLink::to(&etcd.url(), 1).await,
+        FaultLink::to(&etcd.url(), 2).await,
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("flags");
+    let name = |link: &FaultLink| {
+        std::fs::write(&file, format!("RANGECACHE_ENDPOINTS={}\n", link.url())).unwrap();
+    };
+    name(&former);
+    let rangecache = Rangecache::with_flags_file(&file).start().await;
+    let create = WatchCreateRequest {
+        key: PREFIX.into(),
+        range_end: prefix_end(PREFIX.as_bytes()),
+        ..WatchCreateRequest::default()
+    };
+    let mut watch = rangecache.client().await.watch(create).await;
+    assert_eq!((former.feeds(), named.feeds()), (1, 0));
+    name(&named);
+    rangecache.signal("HUP");
+    until(SOON, "the feed has moved", async || {
+        (named.feeds() == 1).then_some(())
+    })
+    .await;
+    // Nothing needs it any more.
+    former.set(Condition::Cut);
+    recovers(&direct, &rangecache, "a reload of --endpoints").await;
+    let metrics = rangecache.metrics().await;
+    assert_eq!(
+        metrics.sum("rangecache_mirror_reloads_total"),
+        1.0,
+        "the load at start"
+    );
+    let of_former = format!("rangecache_endpoint_healthy{{endpoint=\"{}\"}}", former.url());
+    assert!(
+        !metrics.0.contains_key(&of_former),
+        "an endpoint that is used no more"
+    );
+    let events = watch
+        .next_as::<WatchResponse>(SOON)
+        .await
+        .expect("an event")
+        .events;
+    assert!(!events.is_empty());
 }

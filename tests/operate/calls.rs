@@ -76,6 +76,7 @@ async fn call_is_counted_by_method_status_and_what_answered_it() {
         client.get("/a").await.expect("a read from memory");
         client.get("/b").await.expect("a read from etcd");
     }
+    client.range(&list).await.expect("a list from memory");
     client.range_stream(&list).await.expect("a stream from memory");
     client.put("/a", "v").await.expect("etcd puts");
     client.grant_lease(7, 600).await.expect("etcd grants");
@@ -91,7 +92,7 @@ async fn call_is_counted_by_method_status_and_what_answered_it() {
         &rangecache,
         &before,
         &[
-            ("KV/Range OK memory", 3),
+            ("KV/Range OK memory", 4),
             ("KV/Range OK etcd", 3),
             ("KV/RangeStream OK memory", 1),
             ("KV/Put OK etcd", 1),
@@ -115,8 +116,20 @@ async fn call_is_counted_by_method_status_and_what_answered_it() {
     let reads = memory
         .iter()
         .filter(|(call, _)| call.starts_with("KV/Range") && call.ends_with("memory"));
-    let counted = sample("rangecache_call_duration_seconds_count{class=\"read\",from=\"memory\"}");
-    assert_eq!(counted as u64, reads.map(|(_, count)| count).sum::<u64>());
+    let counted = |class: &str| {
+        sample(&format!(
+            "rangecache_call_duration_seconds_count{{class=\"{class}\",from=\"memory\"}}"
+        ))
+    };
+    let [gets, lists, streams] = ["get", "list", "stream"].map(counted);
+    assert!(
+        gets > 0.0 && lists > 0.0 && streams == 1.0,
+        "{gets}, {lists}, {streams}"
+    );
+    assert_eq!(
+        (gets + lists + streams) as u64,
+        reads.map(|(_, count)| count).sum::<u64>()
+    );
     assert!(sample("rangecache_sent_bytes_total{from=\"memory\"}") > 20_000.0);
     assert!(sample("rangecache_sent_bytes_total{from=\"etcd\"}") > 0.0);
     assert!(sample("rangecache_received_bytes_total") > 5_000.0);

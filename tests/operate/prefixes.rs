@@ -96,6 +96,10 @@ async fn prefixes_that_cost_most_have_their_figures_and_no_others_have_any() {
         })
         .await;
     }
+    let proven = value(&rangecache, "proven_reads_total", "/r/big/").await;
+    assert_eq!(proven, Some(5.0));
+    let waited = value(&rangecache, "read_wait_seconds_total", "/r/big/").await;
+    assert!(waited.is_some_and(|seconds| seconds > 0.0), "{waited:?}");
     assert_eq!(value(&rangecache, "writes_total", "/r/middle/").await, Some(0.0));
     assert_eq!(value(&rangecache, "watches_total", "/r/big/").await, Some(0.0));
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::{Counter, FloatGauge, Gauge, Latency, gauge, metric_group};
+use rangecache_base::telemetry::metrics::{
+    Counter, FloatCounter, FloatGauge, Gauge, Latency, gauge, metric_group,
+};
 use rangecache_base::telemetry::prefixes::{PrefixCounters, PrefixCounts};
 
 /// Causes of loads whose counters begin at zero.
@@ -238,6 +240,14 @@ metric_group! {
         ///
         /// Useful when: to see what is read
         reads[prefix]: Counter = "rangecache_prefix_reads_total";
+        /// Those of these reads that had a proof
+        ///
+        /// Useful when: with `rangecache_prefix_read_wait_seconds_total`
+        proven_reads[prefix]: Counter = "rangecache_prefix_proven_reads_total";
+        /// Time that these reads waited for their proof; divided by `rangecache_prefix_proven_reads_total`, the mean
+        ///
+        /// Useful when: reads of one resource wait
+        read_wait[prefix]: FloatCounter = "rangecache_prefix_read_wait_seconds_total";
         /// Events below these prefixes, since they were found
         ///
         /// Useful when: to see what is written
@@ -261,6 +271,8 @@ impl PrefixMetrics {
         self.bytes.clear();
         self.not_held_bytes.clear();
         self.reads.clear();
+        self.proven_reads.clear();
+        self.read_wait.clear();
         self.writes.clear();
         self.watches.clear();
         for (prefix, size, counts) in prefixes {
@@ -269,6 +281,8 @@ impl PrefixMetrics {
             self.bytes.of(prefix()).set(gauge(size.bytes));
             self.not_held_bytes.of(prefix()).set(gauge(size.not_held_bytes));
             self.reads.of(prefix()).inc_by(counts.reads);
+            self.proven_reads.of(prefix()).inc_by(counts.proven_reads);
+            self.read_wait.of(prefix()).inc_by(counts.wait.as_secs_f64());
             self.writes.of(prefix()).inc_by(counts.writes);
             self.watches.of(prefix()).inc_by(counts.watches);
         }

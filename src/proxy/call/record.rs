@@ -179,6 +179,11 @@ impl CallRecord {
         self.log_span = Some(Box::new(span));
     }
 
+    /// Time that a read waited for its proof; `None` without one.
+    pub(in crate::proxy) fn wait(&self) -> Option<Duration> {
+        Some(self.proven?.duration_since(self.begun))
+    }
+
     /// When the handler of a read began.
     pub(in crate::proxy) fn begun(&self) -> Instant {
         self.begun
@@ -192,6 +197,9 @@ impl CallRecord {
     /// Records what a read asks for.
     pub(in crate::proxy) fn record_query(&mut self, query: &RangeQuery) {
         self.revisions.asked = query.revision;
+        if !query.range_end.is_empty() {
+            self.client.record_range();
+        }
         if let Some(span) = &self.log_span {
             let prefix = logged_prefix(&query.key, &query.range_end);
             span.record("prefix", &*String::from_utf8_lossy(prefix));

@@ -153,7 +153,13 @@ async fn handle<W: WireFormat>(
         record.outcome = Outcome::Hit(Read::Refused);
         return Ok(received.format.refuse(&received.request, &status));
     }
-    let (reason, turn) = match decide(client, W::PROTOCOL, &received.request, record).await {
+    let decided = decide(client, W::PROTOCOL, &received.request, record).await;
+    if let Some(waited) = record.wait()
+        && let Some(prefix) = figure_prefix(&received.request.query.key)
+    {
+        proxy.telemetry.metrics.prefixes.record_wait(prefix, waited);
+    }
+    let (reason, turn) = match decided {
         Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
             None => match respond(proxy, &received.format, &received.request, answer, record) {
                 Ok(response) => return Ok(response),

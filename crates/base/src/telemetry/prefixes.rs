@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 
@@ -14,6 +15,8 @@ pub struct PrefixCounters(Arc<ArcSwap<Vec<Arc<Counters>>>>);
 struct Counters {
     prefix: Box<[u8]>,
     reads: AtomicU64,
+    proven_reads: AtomicU64,
+    wait_nanos: AtomicU64,
     writes: AtomicU64,
     watches: AtomicU64,
 }
@@ -23,6 +26,10 @@ struct Counters {
 pub struct PrefixCounts {
     /// Ranges and RangeStreams.
     pub reads: u64,
+    /// Those of them that had a proof.
+    pub proven_reads: u64,
+    /// Time that these waited for it.
+    pub wait: Duration,
     /// Events.
     pub writes: u64,
     /// Watchers that were created.
@@ -33,6 +40,15 @@ impl PrefixCounters {
     /// Counts a read below a prefix.
     pub fn record_read(&self, prefix: &[u8]) {
         self.with(prefix, |counters| counters.reads.fetch_add(1, Relaxed));
+    }
+
+    /// Counts a read below a prefix that has waited for its proof.
+    pub fn record_wait(&self, prefix: &[u8], waited: Duration) {
+        let nanos = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
+        self.with(prefix, |counters| {
+            counters.proven_reads.fetch_add(1, Relaxed);
+            counters.wait_nanos.fetch_add(nanos, Relaxed);
+        });
     }
 
     /// Counts an event below a prefix.
@@ -56,6 +72,8 @@ impl PrefixCounters {
     pub fn counts(&self, prefix: &[u8]) -> PrefixCounts {
         self.with(prefix, |counters| PrefixCounts {
             reads: counters.reads.load(Relaxed),
+            proven_reads: counters.proven_reads.load(Relaxed),
+            wait: Duration::from_nanos(counters.wait_nanos.load(Relaxed)),
             writes: counters.writes.load(Relaxed),
             watches: counters.watches.load(Relaxed),
         })
@@ -79,6 +97,8 @@ impl PrefixCounters {
                 None => Arc::new(Counters {
                     prefix: prefix.into(),
                     reads: AtomicU64::new(0),
+                    proven_reads: AtomicU64::new(0),
+                    wait_nanos: AtomicU64::new(0),
                     writes: AtomicU64::new(0),
                     watches: AtomicU64::new(0),
                 }),
@@ -110,6 +130,8 @@ mod tests {
         assert!(counters.is_empty());
         counters.replace([&b"/b/c/"[..], b"/a/b/"].into_iter());
         counters.record_read(b"/a/b/");
+        counters.record_wait(b"/a/b/", Duration::from_millis(3));
+        counters.record_wait(b"/a/b/", Duration::from_millis(4));
         counters.record_write(b"/a/b/");
         counters.record_watch(b"/b/c/");
         counters.record_read(b"/x/y/");
@@ -117,6 +139,8 @@ mod tests {
         let counts = |prefix: &[u8]| counters.counts(prefix);
         let expected = PrefixCounts {
             reads: 1,
+            proven_reads: 2,
+            wait: Duration::from_millis(7),
             writes: 1,
             watches: 0,
         };

@@ -267,6 +267,8 @@ struct Measured {
     arrived: Instant,
     /// Status of the response; `None` before it is sent.
     code: Option<Code>,
+    /// Whether it is a Range of several keys.
+    is_range: bool,
 }
 
 impl ClientCall {
@@ -285,6 +287,7 @@ impl ClientCall {
                 method,
                 arrived,
                 code: None,
+                is_range: false,
             });
         }
     }
@@ -294,6 +297,13 @@ impl ClientCall {
         if !self.is_watch {
             self.is_watch = true;
             self.client.watches.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Records that the call reads a range of keys.
+    pub fn record_range(&mut self) {
+        if let Some(measured) = &mut self.measured {
+            measured.is_range = true;
         }
     }
 
@@ -389,7 +399,8 @@ impl Drop for ClientCall {
             _ => self.source(),
         };
         let code = measured.code.unwrap_or(Code::CANCELED);
-        of_all.record(method, code, source, measured.arrived.elapsed());
+        let took = measured.arrived.elapsed();
+        of_all.record(method, code, source, took, measured.is_range);
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::instruments::{Counter, Gauge};
 
-use super::methods::{CallMethod, Class, METHOD_COUNT};
+use super::methods::{CallMethod, Class, LatencyClass, METHOD_COUNT};
 use super::{By, Latency, LatencyCounts, MetricGroup, Registrar, metric_group};
 
 /// gRPC's codes, by number, under the names that etcd's own metrics use.
@@ -144,8 +144,8 @@ metric_group! {
         ///
         /// Useful when: errors grow, whatever the method
         calls[grpc_service, grpc_method, grpc_code, from]: Counter = "rangecache_calls_total";
-        /// Time from the arrival of a gRPC call to the end of its response, by `class` (`read`: Range and
-        /// RangeStream, `write`: the rest of KV, `other`) and `from`
+        /// Time from the arrival of a gRPC call to the end of its response, by `class` (`get`: Range of one key, `list`:
+        /// Range of several, `stream`: RangeStream, `write`: the rest of KV, `other`) and `from`
         ///
         /// Without streams, locks and elections, which last as long as clients like
         ///
@@ -179,7 +179,7 @@ pub struct CallMetrics {
     calls: By<4, Counter>,
     /// The counters of `calls` by method, code and source, each resolved when it is first needed.
     resolved: Box<[OnceLock<Counter>]>,
-    durations: [[Latency; Source::ALL.len()]; Class::ALL.len()],
+    durations: [[Latency; Source::ALL.len()]; LatencyClass::ALL.len()],
     in_flight: [Gauge; Class::ALL.len()],
     sent_bytes: [Counter; Source::ALL.len()],
     received_bytes: Counter,
@@ -195,22 +195,17 @@ impl Default for CallMetrics {
 impl MetricGroup for CallMetrics {
     fn register(registrar: &mut Registrar) -> CallMetrics {
         let families = CallFamilies::register(registrar);
-        let duration = |class: Class, from: Source| {
+        let duration = |class: LatencyClass, from: Source| match from {
             // Without a series: nothing is recorded in it.
-            let has_series = !class.is_endless() && from != Source::Nothing;
-            let labels = (class.label(), from.label());
-            if has_series {
-                families.durations.handle(labels)
-            } else {
-                Latency::default()
-            }
+            Source::Nothing => Latency::default(),
+            _ => families.durations.handle((class.label(), from.label())),
         };
         CallMetrics {
             resolved: (0..METHOD_COUNT * CODES.len() * Source::ALL.len())
                 .map(|_| OnceLock::new())
                 .collect(),
             durations: array::from_fn(|class| {
-                array::from_fn(|from| duration(Class::ALL[class], Source::ALL[from]))
+                array::from_fn(|from| duration(LatencyClass::ALL[class], Source::ALL[from]))
             }),
             in_flight: Class::ALL.map(|class| families.in_flight.handle(class.label())),
             sent_bytes: Source::ALL.map(|from| match from {
@@ -239,13 +234,19 @@ impl CallMetrics {
         place.get()
     }
 
-    /// Counts a gRPC call that has ended.
-    pub fn record(&self, method: CallMethod, code: Code, from: Source, took: Duration) {
+    /// Counts a gRPC call that has ended; `is_range` if it is a Range of several keys.
+    pub fn record(&self, method: CallMethod, code: Code, from: Source, took: Duration, is_range: bool) {
         if let Some(counter) = self.counter(method, code, from) {
             counter.inc();
         }
-        if method.has_latency && from != Source::Nothing {
-            self.durations[method.class as usize][from as usize].observe(took);
+        let class = match method.latency {
+            Some(LatencyClass::Get) if is_range => Some(LatencyClass::List),
+            class => class,
+        };
+        if let Some(class) = class
+            && from != Source::Nothing
+        {
+            self.durations[class as usize][from as usize].observe(took);
         }
     }
 
@@ -287,7 +288,11 @@ impl CallMetrics {
     /// Time that Ranges and `RangeStream`s took, the JSON gateway's excepted, that `from` answered.
     #[must_use]
     pub fn read_latency(&self, from: Source) -> LatencyCounts {
-        self.durations[Class::Read as usize][from as usize].counts()
+        let mut counts = LatencyCounts::default();
+        for class in [LatencyClass::Get, LatencyClass::List, LatencyClass::Stream] {
+            counts.add(&self.durations[class as usize][from as usize].counts());
+        }
+        counts
     }
 
     /// Open Watch streams, the JSON gateway's excepted.
@@ -314,7 +319,7 @@ mod tests {
         for (method, ..) in CallMethod::all() {
             for code in 0..=u16::try_from(CODES.len()).unwrap() {
                 for from in Source::ALL {
-                    metrics.record(method, Code::of(code), from, Duration::ZERO);
+                    metrics.record(method, Code::of(code), from, Duration::ZERO, false);
                 }
             }
         }
@@ -345,13 +350,14 @@ mod tests {
         let metrics = CallMetrics::default();
         assert_eq!(metrics.by_code(), [], "series at zero are no calls");
         let range = CallMethod::of_path("/etcdserverpb.KV/Range");
-        metrics.record(range, Code::OK, Source::Memory, Duration::from_millis(1));
-        metrics.record(range, Code::OK, Source::Etcd, Duration::from_millis(9));
+        metrics.record(range, Code::OK, Source::Memory, Duration::from_millis(1), false);
+        metrics.record(range, Code::OK, Source::Etcd, Duration::from_millis(9), true);
         metrics.record(
             CallMethod::of_path("/x/y"),
             Code::of(14),
             Source::Refused,
             Duration::ZERO,
+            false,
         );
         let counts = metrics.by_code();
         let shown = |counts: &CodeCounts| (counts.code, Source::ALL.map(|from| counts.of(from)));
@@ -369,16 +375,19 @@ mod tests {
     fn calls_have_series_once_they_are_made_and_endless_ones_have_no_latency() {
         let metrics = Metrics::new();
         let calls = &metrics.calls;
-        for (path, took) in [
-            ("/etcdserverpb.KV/Range", 3),
-            ("/etcdserverpb.Watch/Watch", 5),
-            ("/v3lockpb.Lock/Lock", 5),
+        for (path, took, is_range) in [
+            ("/etcdserverpb.KV/Range", 3, false),
+            ("/etcdserverpb.KV/Range", 4, true),
+            ("/etcdserverpb.KV/RangeStream", 4, true),
+            ("/etcdserverpb.Watch/Watch", 5, false),
+            ("/v3lockpb.Lock/Lock", 5, false),
         ] {
             calls.record(
                 CallMethod::of_path(path),
                 Code::OK,
                 Source::Etcd,
                 Duration::from_millis(took),
+                is_range,
             );
         }
         let text = metrics.encode(Format::Text);
@@ -389,8 +398,10 @@ mod tests {
             )
         };
         for line in [
-            call("etcdserverpb.KV", "Range", "OK", "etcd") + " 1",
-            "rangecache_call_duration_seconds_count{class=\"read\",from=\"etcd\"} 1".to_owned(),
+            call("etcdserverpb.KV", "Range", "OK", "etcd") + " 2",
+            "rangecache_call_duration_seconds_count{class=\"get\",from=\"etcd\"} 1".to_owned(),
+            "rangecache_call_duration_seconds_count{class=\"list\",from=\"etcd\"} 1".to_owned(),
+            "rangecache_call_duration_seconds_count{class=\"stream\",from=\"etcd\"} 1".to_owned(),
             "rangecache_sent_bytes_total{from=\"memory\"} 0".to_owned(),
             "rangecache_calls_in_flight{class=\"lease_keep_alive\"} 0".to_owned(),
         ] {

@@ -50,6 +50,8 @@ use crate::telemetry::exposition::Exemplars;
 
 /// Gauge of a number that is not whole.
 pub type FloatGauge = Gauge<f64, AtomicU64>;
+/// Counter of seconds.
+pub type FloatCounter = Counter<f64, AtomicU64>;
 
 /// Metrics that are registered together, once in a process: see [`metric_group!`].
 pub trait MetricGroup: Send + Sync + 'static {
@@ -123,7 +125,7 @@ macro_rules! declared {
     )+};
 }
 
-declared!(Counter, Gauge, FloatGauge, Latency);
+declared!(Counter, FloatCounter, Gauge, FloatGauge, Latency);
 
 impl Declared for TracedLatency {
     fn declare(registrar: &mut Registrar, name: &'static str, doc: &str) -> TracedLatency {

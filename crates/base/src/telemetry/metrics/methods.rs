@@ -41,10 +41,47 @@ impl Class {
             Class::Other => "other",
         }
     }
+}
 
-    /// Whether a call lasts as long as its client likes, which is no latency.
-    pub(super) fn is_endless(self) -> bool {
-        matches!(self, Class::Watch | Class::KeepAlive)
+/// Kind of a call that ends by itself, by how long it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LatencyClass {
+    /// A Range of one key.
+    Get,
+    /// A Range of several keys.
+    List,
+    /// A RangeStream.
+    Stream,
+    Write,
+    Other,
+}
+
+impl LatencyClass {
+    pub(super) const ALL: [LatencyClass; 5] = [
+        LatencyClass::Get,
+        LatencyClass::List,
+        LatencyClass::Stream,
+        LatencyClass::Write,
+        LatencyClass::Other,
+    ];
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            LatencyClass::Get => "get",
+            LatencyClass::List => "list",
+            LatencyClass::Stream => "stream",
+            LatencyClass::Write => "write",
+            LatencyClass::Other => "other",
+        }
+    }
+
+    fn of(method: Method) -> LatencyClass {
+        match method {
+            Method::Range => LatencyClass::Get,
+            Method::RangeStream => LatencyClass::Stream,
+            _ if Class::of(method) == Class::Write => LatencyClass::Write,
+            _ => LatencyClass::Other,
+        }
     }
 }
 
@@ -54,8 +91,8 @@ pub struct CallMethod {
     /// Position among all methods; unknown ones have the last.
     pub(super) index: usize,
     pub(super) class: Class,
-    /// Whether a call ends by itself.
-    pub(super) has_latency: bool,
+    /// `None` if a call lasts as long as its client likes, which is no latency.
+    pub(super) latency: Option<LatencyClass>,
 }
 
 impl CallMethod {
@@ -70,7 +107,7 @@ impl CallMethod {
     const OTHER: CallMethod = CallMethod {
         index: METHOD_COUNT - 1,
         class: Class::Other,
-        has_latency: false,
+        latency: None,
     };
 
     fn new(index: usize) -> CallMethod {
@@ -81,7 +118,7 @@ impl CallMethod {
         CallMethod {
             index,
             class,
-            has_latency: !lasts,
+            latency: (!lasts).then(|| LatencyClass::of(rpc.method)),
         }
     }
 

@@ -29,7 +29,7 @@ use super::exposition::{self, Format};
 pub use crate::metric_group;
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use clients::ClientMetrics;
-pub use group::{By, Counted, Declared, FloatGauge, MetricGroup, Registrar, Within, gauge};
+pub use group::{By, Counted, Declared, FloatCounter, FloatGauge, MetricGroup, Registrar, Within, gauge};
 pub use instruments::{Counter, Gauge};
 pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
