@@ -8,9 +8,13 @@ use etcd_store::keyspace::PrefixGroup;
 
 /// Prefix of the resource that a key or a prefix belongs to: its first two parts, `/registry/pods/`; the first three of
 /// resources in a group, `/registry/apps.example.com/jobs/`, and of the two kinds of Kubernetes' services. A prefix with fewer
-/// parts is its own resource.
+/// parts is its own resource. Keys without parts are one resource, the empty prefix: what begins with the same letter has
+/// nothing in common.
 pub(super) fn resource_of(prefix: &[u8]) -> &[u8] {
     let ends = ends(prefix);
+    if ends.is_empty() && prefix.first() != Some(&b'/') {
+        return &[];
+    }
     let parts = if has_resources(prefix) { 3 } else { 2 };
     ends.get(parts - 1).map_or(prefix, |end| &prefix[..=*end])
 }
@@ -127,7 +131,9 @@ mod tests {
             ("/registry/services/", "/registry/services/", true),
             ("/registry/services/specs/a/", "/registry/services/specs/", false),
             ("cilium/state/x/", "cilium/state/", false),
-            ("lonely", "lonely", false),
+            ("lonely", "", false),
+            ("l", "", false),
+            ("/lonely", "/lonely", false),
             ("", "", false),
         ] {
             let found = String::from_utf8_lossy(resource_of(prefix.as_bytes()));

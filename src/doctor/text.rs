@@ -103,7 +103,7 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     for resource in resources.iter().take(MAX_ROWS) {
         rows.push((String::new(), &resource.total));
         let mut parts = resource.groups.clone();
-        if parts.len() > 1 {
+        if parts.len() > 1 && !resource.total.range.prefix.is_empty() {
             parts.sort_by_key(|group| by_size(group));
             rows.extend(parts.iter().take(MAX_PARTS).map(|part| ("  ".to_owned(), *part)));
         }

@@ -405,7 +405,7 @@ impl Endpoint {
                         .await;
                     self.slots(class)[number].store(None);
                     context.clusters.record_lost(&slot);
-                    if logs {
+                    if logs && !matches!(ended, ConnectionEnd::Removed) {
                         self.set_unknown();
                     }
                     if !matches!(ended, ConnectionEnd::Lost(_)) {

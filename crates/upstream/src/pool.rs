@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use arc_swap::Guard;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +44,8 @@ const BUSY_LEADER_CALLS: usize = 64;
 #[derive(Debug)]
 pub struct Upstream {
     endpoints: EndpointList,
+    /// Held while the lowest version is computed after a change of the list.
+    refreshing: Mutex<()>,
     /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
     next: AtomicUsize,
     context: Arc<ConnectionContext>,
@@ -77,6 +80,7 @@ impl Upstream {
         });
         let upstream = Arc::new(Upstream {
             endpoints: EndpointList::new(urls, Arc::clone(&changes)),
+            refreshing: Mutex::new(()),
             next: AtomicUsize::new(0),
             context,
             may_stream,
@@ -146,6 +150,7 @@ impl Upstream {
 
     /// Computes the lowest version among the endpoints of now.
     fn refresh_lowest_version(&self) {
+        let _refreshing = self.refreshing.lock();
         let endpoints = self.list();
         let servers = endpoints.iter().map(|endpoint| Arc::clone(&endpoint.server));
         self.context.lowest_version.set_servers(servers.collect());
