@@ -160,12 +160,13 @@ impl Reloader {
                     .to_owned(),
             );
         }
-        let mut endpoints = serving.config.etcd.endpoints.iter();
-        if let Some(url) = endpoints.find(|url| url.tls && !self.upstream.connector().has_tls()) {
+        let (etcd, has_tls) = (&serving.config.etcd, self.upstream.connector().has_tls());
+        if let Some(url) = etcd.endpoints.iter().find(|url| url.tls && !has_tls) {
             return Err(format!(
                 "--endpoints names {url}, and rangecache was started without TLS towards etcd: restart it"
             ));
         }
+        etcd.keeps_tls(has_tls).map_err(|error| error.to_string())?;
         Ok(serving)
     }
 
@@ -187,15 +188,14 @@ impl Reloader {
                 reloaded.needs_restart.push(change);
             }
         }
-        if reloaded.changed.is_empty() {
+        // Also those that DNS names, which are no change of a flag.
+        if serving.config.etcd.endpoints != self.live.load().etcd.endpoints {
+            self.upstream.set_endpoints(&serving.config.etcd.endpoints);
+        } else if reloaded.changed.is_empty() {
             return reloaded;
         }
-        let endpoints_before = self.live.load().etcd.endpoints.clone();
         self.live.reload(&serving.config, settings);
         let config = self.live.load_full();
-        if config.etcd.endpoints != endpoints_before {
-            self.upstream.set_endpoints(&config.etcd.endpoints);
-        }
         let (prefixes, left_out) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
         self.mirrors.set_scopes(prefixes, left_out).await;
         self.log_level.set(&config.log.level);
@@ -309,6 +309,15 @@ mod tests {
             .map(|view| view.url.to_string())
             .collect();
         assert_eq!(urls, ["http://127.0.0.1:2", "http://127.0.0.1:1"]);
+        // Those that DNS names are no change of a flag.
+        let mut found = serving(&["--endpoints=http://127.0.0.1:2"]);
+        found.config.etcd.endpoints = vec!["http://127.0.0.1:3".parse().unwrap()];
+        let reloaded = reloader.apply(found).await;
+        assert!(reloaded.changed.is_empty(), "{:?}", reloaded.changed);
+        assert_eq!(
+            scene.upstream.endpoints()[0].url.to_string(),
+            "http://127.0.0.1:3"
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -57,6 +57,17 @@ impl EtcdConfig {
         }
         Ok(())
     }
+
+    /// Checks that what DNS names has TLS if the process has it towards etcd: whoever answers for DNS must not switch it off.
+    ///
+    /// # Errors
+    /// [`SrvError::Scheme`].
+    pub fn keeps_tls(&self, has_tls: bool) -> Result<(), SrvError> {
+        if self.endpoints_srv.is_some() && has_tls && !self.endpoints.iter().any(|url| url.tls) {
+            return Err(SrvError::Scheme);
+        }
+        Ok(())
+    }
 }
 
 /// The endpoints that DNS names for `domain`, in the order of their priorities.
@@ -162,6 +173,7 @@ fn as_safe_as(used: &[Url], found: Vec<Url>) -> Result<Vec<Url>, SrvError> {
 mod tests {
     use std::net::SocketAddr;
 
+    use clap::Parser as _;
     use domain::base::iana::Class;
     use domain::base::message_builder::MessageBuilder;
     use domain::base::{Message, Record, Ttl};
@@ -169,6 +181,12 @@ mod tests {
     use tokio::net::UdpSocket;
 
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Flags {
+        #[command(flatten)]
+        etcd: EtcdConfig,
+    }
 
     /// A record: name, priority, port and target.
     type Row = (&'static str, u16, u16, &'static str);
@@ -264,5 +282,17 @@ mod tests {
         assert_eq!(as_safe_as(&tls, plain.clone()), Err(SrvError::Scheme));
         assert_eq!(as_safe_as(&plain, tls.clone()), Err(SrvError::Scheme));
         assert_eq!(as_safe_as(&tls, tls.clone()), Ok(tls));
+        let named = |flag: &str| Flags::try_parse_from(["rangecache", flag]).unwrap().etcd;
+        let by_dns = EtcdConfig {
+            endpoints: plain,
+            ..named("--endpoints-srv=etcd.example")
+        };
+        assert_eq!(by_dns.keeps_tls(true), Err(SrvError::Scheme));
+        assert_eq!(by_dns.keeps_tls(false), Ok(()));
+        assert_eq!(
+            named("--endpoints=http://a:1").keeps_tls(true),
+            Ok(()),
+            "an operator's choice"
+        );
     }
 }
