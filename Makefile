@@ -121,7 +121,7 @@ abuse: $(TOOLS_DIR)/etcd-3.7 rust-present ## Misbehave in every known way next t
 # library has no unsafe code.
 FUZZ_TARGETS = $(or $(TARGET),$(sort $(basename $(notdir $(wildcard fuzz/targets/*.rs)))))
 FUZZ_OPTIONS := --fuzz-dir fuzz --target-dir target/fuzz --sanitizer none
-cargo_fuzz = RUSTC_BOOTSTRAP=1 $(TOOLS_DIR)/cargo/bin/cargo-fuzz
+cargo_fuzz = env RUSTC_BOOTSTRAP=1 $(TOOLS_DIR)/cargo/bin/cargo-fuzz
 
 .PHONY: fuzz
 fuzz: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Fuzz by coverage, each target in turn; options: TARGET=tree FUZZ_SECONDS=600

@@ -40,6 +40,7 @@ targets! {
     query: cache::fuzzing::query;
     tree: cache::fuzzing::tree;
     feed: mirror::fuzzing::feed;
+    image: mirror::fuzzing::image;
     fields: protobuf::fuzzing::fields;
     scanners: grpc::fuzzing::scanners;
     range_json: proxy::fuzzing::range_json;

@@ -1,4 +1,4 @@
-//! Fuzz target of the feed: whole revisions from watch responses, however they are divided, delayed and repeated.
+//! Fuzz targets of images, and of the feed: whole revisions from watch responses, however they are divided, delayed and repeated.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,6 +14,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use prost::Message as _;
 
 use super::feed::{Assembler, Step};
+pub use super::image::fuzzing::image;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Entry, HistoryLimits, Store, Tree};
 use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};

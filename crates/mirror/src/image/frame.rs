@@ -235,6 +235,19 @@ impl<'a, R: Read> Frames<'a, R> {
     }
 }
 
+/// A section of the encoded `header` with these frames, sealed by checksums.
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(super) fn sealed(header: &[u8], frames: impl Iterator<Item = (u8, Vec<u8>)>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    // Frames of less than four gigabytes.
+    let _ = Section::new(&[], None).write(HEADER, header, &mut bytes);
+    let mut section = Section::new(header, None);
+    for (kind, payload) in frames {
+        let _ = section.write(kind, &payload, &mut bytes);
+    }
+    bytes
+}
+
 /// A number is used once with a key: each section has its own.
 fn nonce(number: u64) -> Nonce {
     let mut nonce = [0; NONCE_LEN];

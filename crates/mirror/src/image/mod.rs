@@ -20,6 +20,8 @@ mod base;
 mod error;
 mod folder;
 mod frame;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(crate) mod fuzzing;
 mod header;
 mod images;
 mod keep;
