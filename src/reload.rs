@@ -215,8 +215,9 @@ impl Reloader {
 /// The flags with the endpoints that DNS names.
 async fn discovered(mut serving: Serving) -> Result<Serving, String> {
     let discovering = serving.config.etcd.discover();
-    discovering.await.map_err(|error| error.to_string())?;
-    serving.config.validate().map_err(|error| error.to_string())?;
+    if discovering.await.map_err(|error| error.to_string())? {
+        serving.config.validate().map_err(|error| error.to_string())?;
+    }
     Ok(serving)
 }
 

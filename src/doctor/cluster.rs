@@ -10,8 +10,7 @@ use super::model::{Area, AuthFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
-use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
-use etcd_wire::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
+use etcd_wire::etcdserverpb::{Member as Known, StatusResponse};
 use rangecache_upstream::gates::{self, EndpointReport};
 use rangecache_upstream::{ClusterOfEndpoint, OldEtcd, RangeStream, Role, Version};
 
@@ -140,13 +139,10 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
     let Some(connection) = through.connection() else {
         return;
     };
-    let (channel, origin) = connection.own_channel();
-    let mut client = ClusterClient::with_origin(channel, origin);
-    let Ok(Ok(response)) = timeout(CALL_TIMEOUT, client.member_list(MemberListRequest::default())).await
-    else {
+    let listing = rangecache_upstream::members(connection, false);
+    let Ok(Ok(known)) = timeout(CALL_TIMEOUT, listing).await else {
         return;
     };
-    let known = response.into_inner().members;
     let reached: BTreeSet<u64> = members
         .iter()
         .filter_map(|member| Some(member.status.as_ref().ok()?.header?.member_id))

@@ -63,12 +63,17 @@ pub fn run(serving: Serving) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(error) = runtime.block_on(config.etcd.discover()) {
-        tracing::error!(%error, "stopping");
-        return ExitCode::FAILURE;
-    }
-    if let Err(error) = config.validate() {
-        return cli::misuse(error);
+    match runtime.block_on(config.etcd.discover()) {
+        Ok(false) => {}
+        Ok(true) => {
+            if let Err(error) = config.validate() {
+                return cli::misuse(error);
+            }
+        }
+        Err(error) => {
+            tracing::error!(%error, "stopping");
+            return ExitCode::FAILURE;
+        }
     }
     let files = match Files::open(&config) {
         Ok(files) => files,

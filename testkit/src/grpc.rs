@@ -27,6 +27,8 @@ type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
 /// Bound on any call; after it the call counts as hung.
 const HUNG: Duration = Duration::from_secs(60);
+/// gRPC's status code of an error that has no code of its own.
+pub const UNKNOWN: i32 = 2;
 /// gRPC's status code of a request that is wrong in itself.
 pub const INVALID_ARGUMENT: i32 = 3;
 /// gRPC's status code of a call whose time is over.

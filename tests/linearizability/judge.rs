@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use testkit::grpc::{DEADLINE_EXCEEDED, Status, UNAVAILABLE, UNIMPLEMENTED};
+use testkit::grpc::{DEADLINE_EXCEEDED, Status, UNAVAILABLE, UNIMPLEMENTED, UNKNOWN};
 use testkit::kv::RANGE_STREAM;
 use testkit::watch_rules::{Rules, Truth, violations};
 
@@ -90,22 +90,41 @@ pub fn judge_failures(failures: &[Failure]) {
     assert!(wrong.is_empty(), "no etcd fails a call like this: {wrong:?}");
 }
 
-/// Whether etcd ends a call like this when a member stops or the leader changes: `Unavailable`, or a reset with `CANCEL`.
-/// rangecache reports a connection that was lost with the call as `Unavailable`, like etcd's own client.
+/// Errors of raft for a proposal while its member stops or hands its leadership over. etcd maps them to no code of its own,
+/// so that clients see them as `Unknown`.
+const OF_RAFT: [&str; 2] = ["raft: stopped", "raft proposal dropped"];
+
+/// Whether etcd ends a call like this when a member stops or the leader changes: `Unavailable`, an error of raft, or a reset
+/// with `CANCEL`. rangecache reports a connection that was lost with the call as `Unavailable`, like etcd's own client.
 fn is_of_a_stopping_member(status: Option<&Status>) -> bool {
-    status.is_some_and(|status| status.code == UNAVAILABLE || status.message.contains("reset Some(8)"))
+    status.is_some_and(|status| {
+        status.code == UNAVAILABLE
+            || status.code == UNKNOWN && OF_RAFT.contains(&status.message.as_str())
+            || status.message.contains("reset Some(8)")
+    })
+}
+
+/// A failed call through a rangecache.
+#[cfg(test)]
+fn failure(method: &str, code: i32, message: &str) -> Failure {
+    Failure {
+        via: "a".to_owned(),
+        method: method.to_owned(),
+        status: Some(Status {
+            code,
+            message: message.to_owned(),
+        }),
+    }
+}
+
+#[test]
+fn error_of_raft_in_a_stopping_member_is_etcds_own() {
+    judge_failures(&OF_RAFT.map(|message| failure("/etcdserverpb.KV/Put", UNKNOWN, message)));
 }
 
 #[test]
 #[should_panic(expected = "no etcd fails a call like this")]
 fn unimplemented_method_through_rangecache_is_wrong() {
-    let status = Status {
-        code: UNIMPLEMENTED,
-        message: "unknown method RangeStream for service etcdserverpb.KV".to_owned(),
-    };
-    judge_failures(&[Failure {
-        via: "a".to_owned(),
-        method: RANGE_STREAM.to_owned(),
-        status: Some(status),
-    }]);
+    let message = "unknown method RangeStream for service etcdserverpb.KV";
+    judge_failures(&[failure(RANGE_STREAM, UNIMPLEMENTED, message)]);
 }

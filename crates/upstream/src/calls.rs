@@ -11,11 +11,13 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::connection::Connection;
+use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
-    RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
+    Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
+    WatchCreateRequest, WatchRequest,
 };
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc_health::HealthCheckRequest;
@@ -128,6 +130,17 @@ pub async fn range(
         .await
         .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
     Ok(response?.into_inner())
+}
+
+/// The members of the cluster: as a quorum knows them if `linearizable`, otherwise as this one does.
+///
+/// # Errors
+/// etcd's status.
+pub async fn members(connection: &Arc<Connection>, linearizable: bool) -> Result<Vec<Member>, tonic::Status> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = ClusterClient::with_origin(channel, origin);
+    let response = client.member_list(MemberListRequest { linearizable }).await?;
+    Ok(response.into_inner().members)
 }
 
 /// The smallest linearizable read of `key`, for the header of its response.

@@ -220,8 +220,17 @@ impl Endpoint {
 
     /// Whether a connection of any class is open.
     pub(super) fn is_connected(&self) -> bool {
-        let mut classes = ConnectionClass::ALL.into_iter();
-        classes.any(|class| self.live(class).next().is_some())
+        ConnectionClass::ALL.into_iter().any(|class| self.has_live(class))
+    }
+
+    /// Whether a connection of `class` is open.
+    fn has_live(&self, class: ConnectionClass) -> bool {
+        self.live(class).next().is_some()
+    }
+
+    /// Whether the check connection is open, and its member is healthy.
+    pub(super) fn serves(&self) -> bool {
+        self.is_healthy() && self.has_live(ConnectionClass::Check)
     }
 
     /// Live connections of `class`.
@@ -301,7 +310,7 @@ impl Endpoint {
 
     /// The last error, for operators; empty if there was none.
     fn recorded_error(&self) -> String {
-        if self.live(ConnectionClass::Check).next().is_none() {
+        if !self.has_live(ConnectionClass::Check) {
             return self.last_error();
         }
         self.last_error.lock().clone().unwrap_or_default()
@@ -349,7 +358,7 @@ impl Endpoint {
             connections: live.len(),
             connections_wanted: classes.into_iter().map(ConnectionClass::connections).sum(),
             calls: live.iter().map(|connection| connection.in_flight()).sum(),
-            is_connected: self.live(ConnectionClass::Check).next().is_some(),
+            is_connected: self.has_live(ConnectionClass::Check),
             is_healthy: self.is_healthy(),
             is_avoided: self.is_avoided(),
             last_error: self.recorded_error(),

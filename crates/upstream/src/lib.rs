@@ -56,7 +56,7 @@ pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
     anonymous_check, caller_identity, check_read_permission, compact_revision, current_header,
-    header_request, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving, range,
+    header_request, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving, members, range,
 };
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;

@@ -9,7 +9,6 @@ use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::class::ConnectionClass;
 use super::endpoint::{Endpoint, EndpointSource};
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
@@ -150,12 +149,9 @@ impl EndpointList {
             .iter()
             .cloned()
             .partition(|endpoint| endpoint.is_leaving());
-        let serves = |endpoint: &Arc<Endpoint>| {
-            endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some()
-        };
         let left = if leaving.is_empty() || staying.is_empty() {
             Left::None
-        } else if staying.iter().any(serves) {
+        } else if staying.iter().any(|endpoint| endpoint.serves()) {
             Left::ForAnother
         } else if leaving.iter().all(|endpoint| !endpoint.is_connected()) {
             Left::WithoutAnother
@@ -189,6 +185,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::class::ConnectionClass;
     use crate::fake::FakeEtcd;
     use crate::outgoing::Outgoing;
     use crate::testing::{SOON, member, start, status, until, urls};

@@ -435,7 +435,7 @@ impl Upstream {
     pub fn has_another_than(&self, url: &Url) -> bool {
         let endpoints = self.list();
         let mut others = endpoints.iter().filter(|endpoint| endpoint.url != *url);
-        others.any(|endpoint| endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some())
+        others.any(|endpoint| endpoint.serves())
     }
 
     /// Whether no member answers: none is connected, or those that are do not respond to health checks.

@@ -47,26 +47,27 @@ pub enum SrvError {
 }
 
 impl EtcdConfig {
-    /// Asks DNS for the endpoints, if `--endpoints-srv` is given.
+    /// Asks DNS for the endpoints, if `--endpoints-srv` is given; returns whether it is.
     ///
     /// # Errors
     /// [`SrvError`].
-    pub async fn discover(&mut self) -> Result<(), SrvError> {
-        if let Some(domain) = &self.endpoints_srv {
-            self.endpoints = endpoints_from_srv(domain).await?;
-        }
-        Ok(())
+    pub async fn discover(&mut self) -> Result<bool, SrvError> {
+        let Some(domain) = &self.endpoints_srv else {
+            return Ok(false);
+        };
+        self.endpoints = endpoints_from_srv(domain).await?;
+        Ok(true)
     }
 
-    /// Checks that what DNS names has TLS if the process has it towards etcd: whoever answers for DNS must not switch it off.
+    /// Checks that what DNS names has TLS if, and only if, the process has it towards etcd.
     ///
     /// # Errors
     /// [`SrvError::Scheme`].
     pub fn keeps_tls(&self, has_tls: bool) -> Result<(), SrvError> {
-        if self.endpoints_srv.is_some() && has_tls && !self.endpoints.iter().any(|url| url.tls) {
-            return Err(SrvError::Scheme);
+        match &self.endpoints_srv {
+            Some(_) => keep_tls(&self.endpoints, has_tls),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -136,10 +137,11 @@ async fn follow(upstream: &Upstream, domain: &str, mut used: Vec<Url>) {
     let mut warned = None;
     loop {
         tokio::time::sleep(SRV_INTERVAL).await;
-        match endpoints_from_srv(domain)
-            .await
-            .and_then(|found| as_safe_as(&used, found))
-        {
+        let found = endpoints_from_srv(domain).await.and_then(|found| {
+            keep_tls(&found, upstream.connector().has_tls())?;
+            Ok(found)
+        });
+        match found {
             Ok(found) => {
                 if found != used {
                     let endpoints: Vec<_> = found.iter().map(ToString::to_string).collect();
@@ -159,11 +161,11 @@ async fn follow(upstream: &Upstream, domain: &str, mut used: Vec<Url>) {
     }
 }
 
-/// The endpoints `found`, unless they have TLS and those that are `used` do not, or the reverse.
-fn as_safe_as(used: &[Url], found: Vec<Url>) -> Result<Vec<Url>, SrvError> {
-    let has_tls = |urls: &[Url]| urls.iter().any(|url| url.tls);
-    if has_tls(used) == has_tls(&found) {
-        Ok(found)
+/// Refuses endpoints without TLS if the process has it towards etcd, so that a wrong answer of DNS does not switch it off,
+/// and the reverse.
+fn keep_tls(found: &[Url], has_tls: bool) -> Result<(), SrvError> {
+    if found.iter().any(|url| url.tls) == has_tls {
+        Ok(())
     } else {
         Err(SrvError::Scheme)
     }
@@ -279,9 +281,9 @@ mod tests {
     fn endpoints_with_tls_are_not_replaced_by_others() {
         let parse = |url: &str| vec![url.parse::<Url>().unwrap()];
         let (plain, tls) = (parse("http://a:1"), parse("https://a:1"));
-        assert_eq!(as_safe_as(&tls, plain.clone()), Err(SrvError::Scheme));
-        assert_eq!(as_safe_as(&plain, tls.clone()), Err(SrvError::Scheme));
-        assert_eq!(as_safe_as(&tls, tls.clone()), Ok(tls));
+        assert_eq!(keep_tls(&plain, true), Err(SrvError::Scheme));
+        assert_eq!(keep_tls(&tls, false), Err(SrvError::Scheme));
+        assert_eq!(keep_tls(&tls, true), Ok(()));
         let named = |flag: &str| Flags::try_parse_from(["rangecache", flag]).unwrap().etcd;
         let by_dns = EtcdConfig {
             endpoints: plain,

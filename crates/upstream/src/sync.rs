@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
+use super::calls::members;
 use super::class::ConnectionClass;
 use super::connection::ReceiveWindow;
 use super::endpoint::{EndpointSource, EndpointView};
 use super::pool::Upstream;
-use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
-use etcd_wire::etcdserverpb::{Member, MemberListRequest};
+use etcd_wire::etcdserverpb::Member;
 use rangecache_base::net::{Address, Url};
 
 /// Longest pause before the members are requested for the first time, and after a failure.
@@ -40,7 +40,7 @@ async fn follow(upstream: &Upstream, interval: Duration) {
     let mut pause = interval.min(FIRST_PAUSE);
     loop {
         tokio::time::sleep(pause).await;
-        let found = members(upstream).await;
+        let found = known_members(upstream).await;
         let endpoints = upstream.endpoints();
         let is_settled = endpoints
             .iter()
@@ -60,15 +60,11 @@ async fn follow(upstream: &Upstream, interval: Duration) {
 }
 
 /// The members that a quorum knows; `None` if etcd does not tell, or names none.
-async fn members(upstream: &Upstream) -> Option<Vec<Member>> {
+async fn known_members(upstream: &Upstream) -> Option<Vec<Member>> {
     let deadline = Instant::now() + CALL_TIMEOUT;
     let connection = upstream.connection(ConnectionClass::Check, deadline).await.ok()?;
-    let (channel, origin) = connection.own_channel();
-    let mut client = ClusterClient::with_origin(channel, origin);
-    let request = MemberListRequest { linearizable: true };
-    match timeout(CALL_TIMEOUT, client.member_list(request)).await {
-        Ok(Ok(response)) => {
-            let mut members = response.into_inner().members;
+    match timeout(CALL_TIMEOUT, members(&connection, true)).await {
+        Ok(Ok(mut members)) => {
             // A proxy that names itself has no id.
             members.retain(|member| member.id != 0);
             (!members.is_empty()).then_some(members)
@@ -161,10 +157,8 @@ async fn is_at(upstream: &Upstream, member: &Member, url: &Url) -> Result<(), St
     let deadline = Instant::now() + CALL_TIMEOUT;
     let opening = upstream.neighbour(url, ReceiveWindow::SHARED, deadline);
     let connection = opening.await.map_err(|error| error.to_string())?;
-    let status = timeout(CALL_TIMEOUT, connection.member_status()).await;
-    let status = status
-        .map_err(|_| "no response in time".to_owned())?
-        .map_err(|status| status.message().to_owned())?;
+    let status = connection.member_status().await;
+    let status = status.map_err(|status| status.message().to_owned())?;
     let header = status.header.unwrap_or_default();
     if header.member_id != member.id || upstream.is_left_out(Some(header.cluster_id)) {
         return Err("another member, or another cluster, responds there".to_owned());

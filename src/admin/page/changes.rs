@@ -7,6 +7,7 @@ use crate::admin::status::changes::ChangeStatus;
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_upstream::EndpointSource;
 
 /// Changes that are shown without opening the rest.
 const SHOWN: usize = 6;
@@ -50,7 +51,7 @@ fn describe(change: &ChangeStatus) -> (&'static str, String) {
         ChangeKind::MemberHealthy => ("good", "healthy".to_owned()),
         ChangeKind::MemberUnhealthy => ("warning", "unhealthy".to_owned()),
         ChangeKind::MemberLost => ("bad", "connection lost".to_owned()),
-        ChangeKind::EndpointAdded if *details == "members" => {
+        ChangeKind::EndpointAdded if *details == EndpointSource::Members.as_str() => {
             ("note", "endpoint of a member, used from now on".to_owned())
         }
         ChangeKind::EndpointAdded => ("note", "endpoint used from now on".to_owned()),

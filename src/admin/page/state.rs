@@ -10,6 +10,7 @@ use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, ImageStatu
 use crate::diagnosis::format::{bytes, count, counted, duration};
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
+use rangecache_upstream::EndpointSource;
 
 pub(super) fn mirrors(status: &Status) -> Section {
     let cards = html! {
@@ -177,7 +178,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
             (card_head(&endpoint.url, class, state))
             @if !endpoint.is_connected { p { (endpoint.last_error) } }
             dl {
-                @if endpoint.source == "members" { (pair("found by", "--endpoints-auto-sync-interval")) }
+                @if endpoint.source == EndpointSource::Members.as_str() { (pair("found by", "--endpoints-auto-sync-interval")) }
                 (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
                 (pair("role", role))
                 (pair("connections", &connections))

@@ -443,9 +443,7 @@ impl CallRecord {
             // Memory had begun to answer, and etcd did.
             (self.revisions.served, self.keys) = (0, 0);
         }
-        let waited = self
-            .proven
-            .map_or(Duration::ZERO, |proven| proven.duration_since(self.begun));
+        let waited = self.wait().unwrap_or_default();
         let total = self.begun.elapsed();
         self.first_byte = Some(total);
         let outcome = self.outcome;
@@ -481,7 +479,7 @@ impl CallRecord {
             kind,
             outcome: self.outcome,
             ended_at: SystemTime::now(),
-            proven: self.proven.map(|proven| proven.duration_since(self.begun)),
+            proven: self.wait(),
             waited: self.waited,
             first_byte: self.first_byte.unwrap_or(ended),
             ended,

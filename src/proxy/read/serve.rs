@@ -140,28 +140,27 @@ async fn handle<W: WireFormat>(
     record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
-    let mut received = match W::receive(proxy, fields, request, call, record).await {
+    let received = match W::receive(proxy, fields, request, call, record).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
-    let request = &mut received.request;
-    if let Some(prefix) = figure_prefix(&request.query.key) {
-        proxy.telemetry.metrics.prefixes.record_read(prefix);
+    let (request, prefixes) = (&received.request, &proxy.telemetry.metrics.prefixes);
+    let prefix = figure_prefix(&request.query.key);
+    if let Some(prefix) = prefix {
+        prefixes.record_read(prefix);
     }
     record.is_list = W::KIND == Kind::Stream || request.query.is_large();
     if let Some(status) = W::refusal(&request.query) {
         record.outcome = Outcome::Hit(Read::Refused);
-        return Ok(received.format.refuse(&received.request, &status));
+        return Ok(received.format.refuse(request, &status));
     }
-    let decided = decide(client, W::PROTOCOL, &received.request, record).await;
-    if let Some(waited) = record.wait()
-        && let Some(prefix) = figure_prefix(&received.request.query.key)
-    {
-        proxy.telemetry.metrics.prefixes.record_wait(prefix, waited);
+    let decided = decide(client, W::PROTOCOL, request, record).await;
+    if let (Some(waited), Some(prefix)) = (record.wait(), prefix) {
+        prefixes.record_wait(prefix, waited);
     }
     let (reason, turn) = match decided {
         Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
-            None => match respond(proxy, &received.format, &received.request, answer, record) {
+            None => match respond(proxy, &received.format, request, answer, record) {
                 Ok(response) => return Ok(response),
                 Err(reason) => (reason, None),
             },
