@@ -271,6 +271,12 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "If a client compresses its requests, turn that off. A newer etcd may have new fields: check for a newer \
              rangecache.",
         ),
+        Reason::BehindHub => (
+            "for the hub to answer",
+            "The read has credentials, and the endpoint is another rangecache: that one has etcd authorize the caller, and \
+             answers from its own memory.",
+            "",
+        ),
         Reason::RequireLeader => (
             "needs a member with a leader",
             "A serializable read that requires a member with a leader: only etcd can decide that.",

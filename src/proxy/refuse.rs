@@ -24,7 +24,7 @@ pub(super) fn refuse_unwanted(
     request: &Request<Incoming>,
     transport: Transport,
 ) -> Option<Response<ResponseBody>> {
-    if head.fields.is_addressed && instance::has_passed(request.headers()) {
+    if head.fields.is_of_rangecache && instance::has_passed(request.headers()) {
         return Some(refuse_loop(proxy, head, request));
     }
     if let Err(refusal) = proxy.browser.check(request, transport) {

@@ -21,6 +21,7 @@ mod cluster;
 mod endpoints;
 mod faults;
 mod feeds;
+mod hub;
 mod images;
 mod lagging;
 mod members;

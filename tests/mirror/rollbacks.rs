@@ -35,6 +35,14 @@ enum Mirrored {
     Prefix,
 }
 
+/// Rangecaches between the client and etcd.
+#[derive(Clone, Copy, PartialEq)]
+enum Tiers {
+    One,
+    /// One behind another, its hub.
+    Two,
+}
+
 /// Cluster of one or three members, and a rangecache behind a link to each.
 struct Scene {
     members: Vec<Etcd>,
@@ -44,7 +52,7 @@ struct Scene {
 }
 
 impl Scene {
-    async fn start(members: Vec<Etcd>, mirrored: Mirrored) -> Scene {
+    async fn start(members: Vec<Etcd>, mirrored: Mirrored, tiers: Tiers) -> Scene {
         let direct = members[0].client().await;
         for n in 0..KEYS {
             put_when_possible(&direct, &format!("{PREFIX}{n:02}"), "first").await;
@@ -56,6 +64,9 @@ impl Scene {
         }
         let urls: Vec<_> = links.iter().map(FaultLink::url).collect();
         let mut rangecache = Rangecache::at(&urls.join(","));
+        if tiers == Tiers::Two {
+            rangecache = Rangecache::before_another(rangecache.start().await);
+        }
         if mirrored == Mirrored::Prefix {
             rangecache = rangecache.with("--cache-prefix", PREFIX);
         }
@@ -188,8 +199,8 @@ async fn current(client: &Client) -> i64 {
         .revision()
 }
 
-async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored) {
-    let mut scene = Scene::start(members, mirrored).await;
+async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored, tiers: Tiers) {
+    let mut scene = Scene::start(members, mirrored, tiers).await;
     for member in &scene.members {
         member.copy_data();
     }
@@ -209,14 +220,15 @@ async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored
 }
 
 /// The lost history and the new one end with the same event at the same revision, after different ones: a put, or a delete.
-async fn last_events_are_the_same(version: Version) {
+async fn last_events_are_the_same(version: Version, tiers: Tiers) {
     for ends_with_a_delete in [false, true] {
-        last_event_is_the_same(version, ends_with_a_delete).await;
+        last_event_is_the_same(version, ends_with_a_delete, tiers).await;
     }
 }
 
-async fn last_event_is_the_same(version: Version, ends_with_a_delete: bool) {
-    let mut scene = Scene::start(vec![Etcd::start(version).await], Mirrored::Everything).await;
+async fn last_event_is_the_same(version: Version, ends_with_a_delete: bool, tiers: Tiers) {
+    let members = vec![Etcd::start(version).await];
+    let mut scene = Scene::start(members, Mirrored::Everything, tiers).await;
     // After fewer events the newest keys are compared as well.
     let direct = scene.members[0].client().await;
     for turn in 0..EVENTS {
@@ -248,63 +260,78 @@ async fn last_event_is_the_same(version: Version, ends_with_a_delete: bool) {
     scene.overtake(0, lost).await;
 }
 
-async fn one_member_is_rolled_back(version: Version) {
+async fn one_member_is_rolled_back(version: Version, tiers: Tiers) {
     for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
-        data_directories_are_rolled_back(vec![Etcd::start(version).await], mirrored).await;
+        data_directories_are_rolled_back(vec![Etcd::start(version).await], mirrored, tiers).await;
     }
 }
 
-async fn three_members_are_rolled_back(version: Version) {
+async fn three_members_are_rolled_back(version: Version, tiers: Tiers) {
     let _exclusive = EXCLUSIVE.lock().await;
     for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
         let cluster = Cluster::start(version).await;
-        data_directories_are_rolled_back(cluster.members, mirrored).await;
+        data_directories_are_rolled_back(cluster.members, mirrored, tiers).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_one_member_is_never_served_stale_3_7() {
-    one_member_is_rolled_back(Version::V3_7).await;
+    one_member_is_rolled_back(Version::V3_7, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_one_member_is_never_served_stale_3_6() {
-    one_member_is_rolled_back(Version::V3_6).await;
+    one_member_is_rolled_back(Version::V3_6, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_one_member_is_never_served_stale_3_5() {
-    one_member_is_rolled_back(Version::V3_5).await;
+    one_member_is_rolled_back(Version::V3_5, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_three_members_is_never_served_stale_3_7() {
-    three_members_are_rolled_back(Version::V3_7).await;
+    three_members_are_rolled_back(Version::V3_7, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_three_members_is_never_served_stale_3_6() {
-    three_members_are_rolled_back(Version::V3_6).await;
+    three_members_are_rolled_back(Version::V3_6, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_three_members_is_never_served_stale_3_5() {
-    three_members_are_rolled_back(Version::V3_5).await;
+    three_members_are_rolled_back(Version::V3_5, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_with_the_same_last_event_is_never_served_stale_3_7() {
-    last_events_are_the_same(Version::V3_7).await;
+    last_events_are_the_same(Version::V3_7, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_with_the_same_last_event_is_never_served_stale_3_6() {
-    last_events_are_the_same(Version::V3_6).await;
+    last_events_are_the_same(Version::V3_6, Tiers::One).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_with_the_same_last_event_is_never_served_stale_3_5() {
-    last_events_are_the_same(Version::V3_5).await;
+    last_events_are_the_same(Version::V3_5, Tiers::One).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_one_member_is_never_served_stale_behind_a_hub() {
+    one_member_is_rolled_back(Version::V3_7, Tiers::Two).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_three_members_is_never_served_stale_behind_a_hub() {
+    three_members_are_rolled_back(Version::V3_6, Tiers::Two).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_with_the_same_last_event_is_never_served_stale_behind_a_hub() {
+    last_events_are_the_same(Version::V3_7, Tiers::Two).await;
 }
 
 /// A member that was down while the others wrote becomes the whole cluster: it keeps the cluster's id and its log.
@@ -312,7 +339,7 @@ async fn new_cluster_is_forced(version: Version) {
     let _exclusive = EXCLUSIVE.lock().await;
     for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
         let cluster = Cluster::start(version).await;
-        let mut scene = Scene::start(cluster.members, mirrored).await;
+        let mut scene = Scene::start(cluster.members, mirrored, Tiers::One).await;
         let revision = current(&scene.members[1].client().await).await;
         let behind = scene.members[0].client().await;
         let serializable = RangeRequest {

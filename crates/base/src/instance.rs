@@ -4,10 +4,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderValue};
 
-/// Request metadata with the identities of the rangecaches that a request has passed, one value each.
-pub const HEADER: HeaderName = HeaderName::from_static("rangecache-instance");
+pub use etcd_wire::grpc::hub::INSTANCE as HEADER;
 
 /// 128 random bits, in hexadecimal.
 static ID: LazyLock<HeaderValue> = LazyLock::new(|| {

@@ -25,7 +25,7 @@ use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::trace::SpanExt as _;
 use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{Channel, Connection, ReceiveWindow, Upstream, jittered};
+use rangecache_upstream::{Channel, Connection, ReceiveWindow, Upstream, around_hubs, jittered};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -191,7 +191,8 @@ async fn read(
             return Ok(None);
         };
         let piece = Piece::cut(&view.tree, from, mirror.scope.range_end());
-        match request_piece(&mut client, &piece, view.revision).await {
+        let request = around_hubs(connection, piece.request(view.revision));
+        match send_request(&mut client, request).await {
             Ok(answer) => return Ok(Some((epoch, view, piece, answer))),
             // The member lags behind the mirror, or has compacted past it: the mirror's next revision will do.
             Err(Unverified::Status(status)) if status.code() == Code::OutOfRange && attempt < ATTEMPTS => {
@@ -203,21 +204,10 @@ async fn read(
     }
 }
 
-async fn request_piece(
+async fn send_request(
     client: &mut KvClient<Channel>,
-    piece: &Piece,
-    revision: i64,
+    request: tonic::Request<RangeRequest>,
 ) -> Result<PieceRead, Unverified> {
-    let request = RangeRequest {
-        key: piece.from.clone(),
-        range_end: piece.end.clone(),
-        // One more than expected: a mirror that lacks many keys must not make etcd send them all.
-        limit: i64::try_from(piece.keys + 1).unwrap_or(i64::MAX),
-        revision,
-        // Data at a revision is the same on all members, so a serializable read suffices.
-        serializable: true,
-        ..RangeRequest::default()
-    };
     let began = Instant::now();
     let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
         .await
@@ -242,6 +232,20 @@ struct Piece {
 }
 
 impl Piece {
+    /// The read of the piece at `revision`.
+    fn request(&self, revision: i64) -> RangeRequest {
+        RangeRequest {
+            key: self.from.clone(),
+            range_end: self.end.clone(),
+            // One more than expected: a mirror that lacks many keys must not make etcd send them all.
+            limit: i64::try_from(self.keys + 1).unwrap_or(i64::MAX),
+            revision,
+            // Data at a revision is the same on all members, so a serializable read suffices.
+            serializable: true,
+            ..RangeRequest::default()
+        }
+    }
+
     /// Cuts the piece that starts at `from` from a scope that ends at `scope_end`: at least one entry, if there is any.
     fn cut(tree: &Tree, from: &Bytes, scope_end: Bytes) -> Piece {
         let rank = tree.rank(from);

@@ -19,6 +19,8 @@ use etcd_wire::etcdserverpb::{
     Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
     WatchCreateRequest, WatchRequest,
 };
+use etcd_wire::grpc::fields::BYPASS;
+use etcd_wire::grpc::hub::{HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc_health::HealthCheckRequest;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
@@ -40,7 +42,8 @@ const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that
 /// etcd has, at `revision` unless that is 0. Where auth is on, etcd refuses it, but only after asking the quorum.
-/// `metadata` is sent along.
+/// `metadata` is sent along. Also returns what the response says about the rangecache that it comes from, if it does not come
+/// from etcd.
 ///
 /// # Errors
 /// etcd's status; see [`is_refusal`], [`is_compaction`] and [`is_future_revision`].
@@ -48,14 +51,11 @@ pub async fn anonymous_check(
     connection: &Arc<Connection>,
     revision: i64,
     metadata: MetadataMap,
-) -> Result<Option<ResponseHeader>, tonic::Status> {
+) -> Result<(Option<ResponseHeader>, Option<Origin>), tonic::Status> {
     let (channel, origin) = connection.channel();
     let mut request = tonic::Request::new(RangeRequest {
-        key: CHECK_KEY.into(),
         revision,
-        keys_only: true,
-        limit: 1,
-        ..RangeRequest::default()
+        ..header_request(Bytes::from_static(CHECK_KEY))
     });
     *request.metadata_mut() = metadata;
     if connection.may_act_as_user() {
@@ -66,7 +66,44 @@ pub async fn anonymous_check(
             .insert("token", MetadataValue::from_static("anonymous"));
     }
     let response = KvClient::with_origin(channel, origin).range(request).await?;
-    Ok(response.into_inner().header)
+    let origin = response.extensions().get::<Origin>().copied();
+    Ok((response.into_inner().header, origin))
+}
+
+/// Whether a read of `key` alone, of its newest state or at a past revision, has the shape of [`anonymous_check`]. Nobody else
+/// has a reason to read that key, and a hub answers it by a quorum check of its own.
+#[must_use]
+pub fn is_check_key(key: &[u8]) -> bool {
+    key == CHECK_KEY
+}
+
+/// A quorum check by the hub behind `connection`: etcd's header, and the history in which the hub has proven it. What the hub
+/// has sent before was of that history, too, if an earlier check has shown the same one: histories do not come back.
+///
+/// # Errors
+/// etcd's status; `Unavailable` if the hub has not proven its history.
+pub async fn hub_check(connection: &Arc<Connection>) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
+    let checking = anonymous_check(connection, 0, MetadataMap::new());
+    let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
+    let checked =
+        checked.map_err(|_| tonic::Status::deadline_exceeded("no response to a quorum check in time"))?;
+    match checked? {
+        (Some(header), Some(Origin::Proven(history))) => Ok((header, history)),
+        _ => Err(tonic::Status::unavailable(
+            "the rangecache behind the connection has not proven its history",
+        )),
+    }
+}
+
+/// A request with `message` that etcd answers, also if `connection` leads to a hub with a memory of its own.
+pub fn around_hubs<T>(connection: &Connection, message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    if connection.leads_to_hub() {
+        request
+            .metadata_mut()
+            .insert(BYPASS.0, MetadataValue::from_static("true"));
+    }
+    request
 }
 
 /// The caller's metadata for a call with its credentials: without the headers that describe its message, and without those
@@ -124,12 +161,25 @@ pub async fn range(
     connection: &Arc<Connection>,
     request: RangeRequest,
 ) -> Result<RangeResponse, tonic::Status> {
+    Ok(range_and_origin(connection, request).await?.0)
+}
+
+/// Like [`range`]; also returns what the response says about the rangecache that it comes from, if it does not come from
+/// etcd.
+///
+/// # Errors
+/// Those of [`range`].
+pub async fn range_and_origin(
+    connection: &Arc<Connection>,
+    request: RangeRequest,
+) -> Result<(RangeResponse, Option<Origin>), tonic::Status> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let response = tokio::time::timeout(READ_TIMEOUT, client.range(request))
         .await
-        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
-    Ok(response?.into_inner())
+        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))??;
+    let origin = response.extensions().get::<Origin>().copied();
+    Ok((response.into_inner(), origin))
 }
 
 /// The members of the cluster: as a quorum knows them if `linearizable`, otherwise as this one does.

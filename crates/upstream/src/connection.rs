@@ -3,14 +3,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{Request, Response, Uri};
+use http::{HeaderMap, Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -22,6 +23,7 @@ use super::error::ConnectError;
 use super::outgoing::{BoxError, Outgoing};
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
+use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
 use rangecache_base::instance;
 use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
@@ -78,6 +80,10 @@ pub struct Connection {
     in_flight: AtomicUsize,
     /// Number, plus one, of the history to which the member was found to belong; 0 until then.
     checked_history: AtomicU64,
+    /// Whether the peer is another rangecache.
+    leads_to_hub: AtomicBool,
+    /// The history that the peer has proven last, if it is another rangecache.
+    hub_history: Mutex<Option<ProvenByHub>>,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,
     /// When the connection was opened.
@@ -89,6 +95,17 @@ pub struct Connection {
     credentials: Arc<Credentials>,
     /// Shared with the endpoint's other connections.
     server: Arc<ServerCapabilities>,
+}
+
+/// The history that a hub has proven last on a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct ProvenByHub {
+    /// The history.
+    pub history: HubHistory,
+    /// Since when the hub has proven no other one on the connection.
+    pub since: Instant,
+    /// Whether the hub has never proven another one on the connection.
+    pub is_first: bool,
 }
 
 /// Counts a call as in flight until dropped.
@@ -199,6 +216,8 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             checked_history: AtomicU64::new(0),
+            leads_to_hub: AtomicBool::new(false),
+            hub_history: Mutex::default(),
             history_turn: Semaphore::new(1),
             opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
@@ -221,10 +240,47 @@ impl Connection {
         &self.url
     }
 
-    /// When the connection was opened: its peer has been the same process since.
+    /// Since when the connection has led to the same process of etcd: since it was opened. Behind a hub, etcd may be replaced
+    /// while the connection stays: since now.
     #[must_use]
     pub fn opened(&self) -> Instant {
-        self.opened
+        if self.leads_to_hub() {
+            Instant::now()
+        } else {
+            self.opened
+        }
+    }
+
+    /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
+    #[must_use]
+    pub fn leads_to_hub(&self) -> bool {
+        self.leads_to_hub.load(Ordering::Acquire)
+    }
+
+    /// The history that the peer has proven last, if it is another rangecache.
+    #[must_use]
+    pub fn proven_by_hub(&self) -> Option<ProvenByHub> {
+        *self.hub_history.lock()
+    }
+
+    /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's. In another
+    /// history of a hub, the one behind this connection has to be compared again.
+    fn take_origin(&self, headers: &mut HeaderMap) -> Option<Origin> {
+        let origin = Origin::of(headers)?;
+        headers.remove(HISTORY);
+        self.leads_to_hub.store(true, Ordering::Release);
+        if let Origin::Proven(proven) = origin {
+            let mut known = self.hub_history.lock();
+            if known.is_none_or(|known| known.history != proven) {
+                *known = Some(ProvenByHub {
+                    history: proven,
+                    since: Instant::now(),
+                    is_first: known.is_none(),
+                });
+                self.checked_history.store(0, Ordering::Release);
+            }
+        }
+        Some(origin)
     }
 
     /// Number of calls in flight.
@@ -259,8 +315,11 @@ impl Connection {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         let guard = InFlight(Arc::clone(self));
         match self.sender.clone().try_send_request(request).await {
-            Ok(response) => {
+            Ok(mut response) => {
                 self.server.record_response();
+                if let Some(origin) = self.take_origin(response.headers_mut()) {
+                    response.extensions_mut().insert(origin);
+                }
                 Ok((response, guard))
             }
             Err(mut failed) => match failed.take_message() {
@@ -375,9 +434,13 @@ impl Connection {
         &self.history_turn
     }
 
-    /// Sets [`Connection::is_of_history`].
-    pub fn set_history(&self, history: u64) {
-        self.checked_history.store(history + 1, Ordering::Release);
+    /// Sets [`Connection::is_of_history`], unless the peer is another rangecache and has proven another history than `of_hub`
+    /// last.
+    pub fn set_history(&self, history: u64, of_hub: Option<HubHistory>) {
+        let known = self.hub_history.lock();
+        if known.map(|known| known.history) == of_hub {
+            self.checked_history.store(history + 1, Ordering::Release);
+        }
     }
 }
 
@@ -562,9 +625,9 @@ mod tests {
         let etcd = balancer(&[1]).await;
         let connection = open(&etcd.url).await.unwrap();
         assert!(!connection.is_of_history(0), "the number of the first history");
-        connection.set_history(0);
+        connection.set_history(0, None);
         assert!(connection.is_of_history(0) && !connection.is_of_history(1));
-        connection.set_history(1);
+        connection.set_history(1, None);
         assert!(!connection.is_of_history(0) && connection.is_of_history(1));
     }
 

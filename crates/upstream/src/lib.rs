@@ -55,13 +55,14 @@ mod version;
 pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
-    anonymous_check, caller_identity, check_read_permission, compact_revision, current_header,
-    header_request, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving, members, range,
+    anonymous_check, around_hubs, caller_identity, check_read_permission, compact_revision, current_header,
+    header_request, hub_check, is_check_key, is_compacted, is_compaction, is_future_revision, is_refusal,
+    is_serving, members, range, range_and_origin,
 };
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
-pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, open_once};
+pub use connection::{Channel, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, open_once};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};

@@ -438,6 +438,12 @@ impl Upstream {
         others.any(|endpoint| endpoint.serves())
     }
 
+    /// Number of endpoints that are used.
+    #[must_use]
+    pub fn endpoint_count(&self) -> usize {
+        self.list().len()
+    }
+
     /// Whether no member answers: none is connected, or those that are do not respond to health checks.
     #[must_use]
     pub fn is_silent(&self) -> bool {

@@ -16,8 +16,10 @@ use super::spans::{CreateSpans, Trace};
 use crate::proxy::metrics::ProxyTelemetry;
 use etcd_store::cache::{RangeQuery, Rope};
 use etcd_wire::grpc::Status;
+use etcd_wire::grpc::hub::{HISTORY, history_value};
 use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
+use rangecache_base::instance;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
 use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
@@ -26,6 +28,7 @@ use rangecache_base::telemetry::outcome::Kind;
 use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::Mirrors;
+use rangecache_mirror::history::HistoryId;
 use rangecache_mirror::view::Mirror;
 
 /// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.
@@ -70,6 +73,10 @@ pub(in crate::proxy) struct CallRecord {
     pub(in crate::proxy) is_list: bool,
     /// Whether the client asks what answers a read.
     explains: bool,
+    /// Whether the client is another rangecache, which is told by the response where it comes from.
+    is_of_rangecache: bool,
+    /// The history that a quorum check for the read has shown.
+    history: Option<HistoryId>,
     /// Age of a response from the last view, while no member of etcd answers.
     pub(in crate::proxy) stale_age: Option<Duration>,
     /// Time until the head of the response, once a read is counted.
@@ -93,6 +100,7 @@ impl CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
         let mut record = CallRecord::new(telemetry, client, arrived);
         record.explains = head.fields.explains;
+        record.is_of_rangecache = head.fields.is_of_rangecache && head.is_http2 && head.fields.is_grpc();
         record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
         record.trace = Trace::begin(&telemetry.tracer, head, request);
         if let Some(access) = &mut record.access {
@@ -126,6 +134,8 @@ impl CallRecord {
             keys: 0,
             is_list: false,
             explains: false,
+            is_of_rangecache: false,
+            history: None,
             stale_age: None,
             first_byte: None,
             ended: None,
@@ -161,6 +171,11 @@ impl CallRecord {
     /// Records what answers the call; of a watch, what does from now on.
     pub(in crate::proxy) fn set_source(&self, source: Source) {
         self.client.set_source(source);
+    }
+
+    /// Records the history that a quorum check for the read has shown.
+    pub(in crate::proxy) fn record_history(&mut self, history: HistoryId) {
+        self.history = Some(history);
     }
 
     /// Begins a read; its times are measured from now on.
@@ -337,6 +352,9 @@ impl CallRecord {
             let millis = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
             response.headers_mut().insert(AGE_MILLIS, millis.into());
         }
+        if self.is_of_rangecache {
+            self.tell_origin(response);
+        }
         if let Some(trace) = &mut self.trace {
             trace.record_head(response.status());
         }
@@ -344,6 +362,15 @@ impl CallRecord {
             access.begin_response(response.status());
         }
         self.record_status(response.headers());
+    }
+
+    /// Tells another rangecache in the response that it comes from one, and the history in which memory was proven to have it.
+    fn tell_origin<B>(&self, response: &mut Response<B>) {
+        let is_proven = self.outcome.is_from_memory() && self.stale_age.is_none();
+        let history = self.history.filter(|_| is_proven).map(HistoryId::number);
+        if let Some(value) = history_value(instance::id(), history) {
+            response.headers_mut().insert(HISTORY, value);
+        }
     }
 
     /// Adds what answers a read to its response, if the client asks for it.

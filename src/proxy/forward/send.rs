@@ -22,7 +22,7 @@ use super::shutdown::StopSignal;
 use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
+use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove_own_metadata, set_bypass};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use etcd_wire::grpc::{Method, Status, written};
 use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
@@ -88,15 +88,19 @@ pub(crate) struct UpstreamResponse {
 pub(super) struct Attempts {
     /// Request of the next attempt; `None` if the call must not be sent again.
     next: Option<(Parts, RequestBody)>,
+    /// Whether the client reads around the memory of every rangecache on the way.
+    bypasses: bool,
     deadline: Instant,
 }
 
 impl Attempts {
     /// Creates the attempts for a call; none starts after `deadline`.
     pub(super) fn new(mut parts: Parts, body: RequestBody, deadline: Instant) -> Attempts {
+        let bypasses = is_bypassing(&parts.headers);
         remove_own_metadata(&mut parts.headers);
         Attempts {
             next: Some((parts, body)),
+            bypasses,
             deadline,
         }
     }
@@ -115,9 +119,10 @@ impl Attempts {
         connection: &Arc<Connection>,
     ) -> Result<Option<UpstreamResponse>, SendError> {
         // Always set: `pause_after` returns an error when no attempt is left.
-        let Some((parts, body)) = self.next.take() else {
+        let Some((mut parts, body)) = self.next.take() else {
             return Ok(None);
         };
+        set_bypass(&mut parts.headers, self.bypasses && connection.leads_to_hub());
         let outgoing = match body {
             RequestBody::Once(outgoing) => outgoing,
             RequestBody::Read(message) => {

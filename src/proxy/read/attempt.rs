@@ -97,18 +97,7 @@ impl<'a> ReadAttempt<'a> {
     /// # Errors
     /// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
     async fn check(&mut self, revision: i64) -> Result<Proof, Unproven> {
-        let link = self.record.check_context();
-        let proving = self.proxy.mirrors.freshness.prove_at(revision, link);
-        // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of
-        // the client.
-        let earliest = self.deadlines.earliest();
-        if earliest == self.deadlines.freshness {
-            return proving.await;
-        }
-        match Box::pin(tokio::time::timeout_at(earliest, proving)).await {
-            Ok(proof) => proof,
-            Err(_) => Err(Reason::CheckFailed.into()),
-        }
+        check(self.proxy, self.record, self.deadlines, revision).await
     }
 
     /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
@@ -181,6 +170,34 @@ impl<'a> ReadAttempt<'a> {
         let cluster_state = &self.proxy.mirrors.cluster_state;
         answer(&self.request.query, proven, self.version, cluster_state)
     }
+}
+
+/// Waits for a quorum check that is sent after this call, for the read of `record`, and returns its proof for a read at
+/// `revision`, or of the newest state if that is 0.
+///
+/// # Errors
+/// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
+pub(super) async fn check(
+    proxy: &Proxy,
+    record: &mut CallRecord,
+    deadlines: Deadlines,
+    revision: i64,
+) -> Result<Proof, Unproven> {
+    let link = record.check_context();
+    let proving = proxy.mirrors.freshness.prove_at(revision, link);
+    // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of
+    // the client.
+    let earliest = deadlines.earliest();
+    let proof = if earliest == deadlines.freshness {
+        proving.await?
+    } else {
+        match Box::pin(tokio::time::timeout_at(earliest, proving)).await {
+            Ok(proof) => proof?,
+            Err(_) => return Err(Reason::CheckFailed.into()),
+        }
+    };
+    record.record_history(proof.history);
+    Ok(proof)
 }
 
 /// The result for a read without a proof: a compacted revision is refused, as by etcd.

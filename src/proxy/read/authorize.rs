@@ -33,6 +33,9 @@ pub(super) async fn answer_authorized(
         Ok(proof) => proof,
         Err(unproven) => return answer_unproven(unproven),
     };
+    if !serializable {
+        attempt.record.record_history(proof.history);
+    }
     if authorization.revision > 0 {
         return attempt.answer_past(proof).await;
     }

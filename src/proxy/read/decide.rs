@@ -4,6 +4,7 @@
 use super::answer::{Basis, MemoryAnswer};
 use super::attempt::{Deadlines, ReadAttempt, ReadRequest};
 use super::authorize::answer_authorized;
+use super::leaf_check::{answer_leaf_check, is_leaf_check};
 use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
@@ -46,6 +47,9 @@ pub(super) async fn decide(
     };
     if deadlines.client_has_expired() {
         return Ok(MemoryAnswer::deadline_exceeded());
+    }
+    if is_leaf_check(request) {
+        return Box::pin(answer_leaf_check(proxy, request, deadlines, record)).await;
     }
     let position = proxy.mirrors.position_holding(&query.interval());
     let mirror = position.and_then(|position| proxy.mirrors.at(position));

@@ -9,6 +9,7 @@
 //! | `grpc` | what the first two have in common: receive, and get the response from etcd by way of `fallback` |
 //! | `decide` | has the read planned, and chooses the attempt |
 //! | `plan` | decides what must be proven; a pure function |
+//! | `leaf_check` | answers the quorum checks of rangecaches whose endpoint this process is |
 //! | `attempt` | waits for the quorum check and for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
 //! | `answer` | selects the entries of the response from a proven view |
@@ -25,6 +26,7 @@ mod decide;
 pub(super) mod fuzzing;
 mod grpc;
 mod json;
+mod leaf_check;
 mod plan;
 mod serve;
 mod shadow;

@@ -35,6 +35,8 @@ impl<'a> StaleRead<'a> {
             && (query.serializable || query.revision > 0)
             && !metadata.has_credentials
             && !metadata.require_leader
+            // Another rangecache proves its memory by what it reads.
+            && !metadata.is_of_rangecache
             && !metadata.bypass;
         may_be_stale.then(|| StaleRead {
             proxy,

@@ -179,7 +179,7 @@ impl MemorySource {
             if let Some(piece) = self.next_piece(down) {
                 return sent(piece);
             }
-            if let Some(status) = down.poll_end(cx).or_else(|| self.has_no_leader(down)) {
+            if let Some(status) = down.poll_end(cx).or_else(|| self.ended_by_etcd(down)) {
                 return ended(status);
             }
             self.progress.poll_requested(down, &self.watchers, cx);
@@ -214,11 +214,16 @@ impl MemorySource {
         piece
     }
 
-    /// The end of a stream whose client wants a leader, if etcd has none.
-    fn has_no_leader(&self, down: &Downstream) -> Option<Status> {
+    /// The end of a stream whose client wants a leader, if etcd has none; and of the feed of another rangecache, if the mirror has
+    /// lost its feed: as long as a watch lives, a rangecache takes its memory for that of the etcd behind it.
+    fn ended_by_etcd(&self, down: &Downstream) -> Option<Status> {
         let has_none = |watcher: &Watcher| watcher.reader.has_no_leader();
-        let ends = down.stream.require_leader && self.watchers.all().any(has_none);
-        ends.then_some(Status::NoLeader)
+        if down.stream.require_leader && self.watchers.all().any(has_none) {
+            return Some(Status::NoLeader);
+        }
+        let is_without_feed = |watcher: &Watcher| watcher.reader.is_without_feed();
+        let ends = down.stream.is_feed && self.watchers.all().any(is_without_feed);
+        ends.then_some(Status::MirrorBehind)
     }
 
     /// Handles the requests that have arrived, until there is something to send, or etcd has to continue the stream.

@@ -34,6 +34,8 @@ pub(super) struct StreamContext {
     pub(super) timeout: Option<Duration>,
     /// The client asked for a member that has a leader.
     pub(super) require_leader: bool,
+    /// Another rangecache follows this one by the stream.
+    pub(super) is_feed: bool,
     /// Spans of its create requests, if the stream is traced.
     pub(super) spans: Option<Box<CreateSpans>>,
 }
@@ -72,6 +74,7 @@ impl StreamContext {
             has_credentials: metadata.has_credentials,
             by,
             require_leader: metadata.require_leader,
+            is_feed: metadata.is_feed,
             timeout: metadata.timeout,
             spans,
         }

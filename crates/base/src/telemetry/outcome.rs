@@ -103,6 +103,8 @@ labels! {
         VersionGate => "version_gate",
         /// No endpoint has reported its version yet.
         VersionUnknown => "version_unknown",
+        /// The read has credentials, and the endpoint is another rangecache: that one has etcd authorize it.
+        BehindHub => "behind_hub",
         /// etcd did not authorize the caller for the range; or etcd's auth is on and rangecache has no user of its own;
         /// or auth was not known to be off.
         Auth => "auth",

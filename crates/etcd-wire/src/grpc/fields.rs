@@ -5,12 +5,17 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 
+use super::hub::INSTANCE;
+
 /// Metadata that carries credentials.
 pub const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Beginning of the names of metadata that address rangecache.
 pub const OWN_PREFIX: &str = "rangecache-";
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
+/// Metadata of the watch with which a rangecache follows its endpoint, and its value: another rangecache ends it as soon as it has
+/// lost its own.
+pub const FEED: (&str, &[u8]) = ("rangecache-feed", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
 pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 
@@ -26,10 +31,14 @@ pub struct HeadFields {
     pub has_credentials: bool,
     pub(super) require_leader: bool,
     /// There is metadata that addresses rangecache.
-    pub is_addressed: bool,
+    pub(super) is_addressed: bool,
+    /// Another rangecache has sent or forwarded the request, or this one.
+    pub is_of_rangecache: bool,
     pub(super) bypass: bool,
     /// The client asks what answers its read.
     pub explains: bool,
+    /// A rangecache follows its endpoint by the call.
+    pub(super) is_feed: bool,
     /// There is something that etcd might treat in a way of its own.
     pub(super) is_unusual: bool,
     /// Memory of the fields, in bytes.
@@ -68,8 +77,10 @@ impl HeadFields {
             has_credentials: false,
             require_leader: false,
             is_addressed: false,
+            is_of_rangecache: false,
             bypass: false,
             explains: false,
+            is_feed: false,
             is_unusual: false,
             bytes: 0,
         };
@@ -93,11 +104,13 @@ impl HeadFields {
                 "client-api-version" => fields.is_unusual |= value.to_str().is_err(),
                 "hasleader" => fields.require_leader = true,
                 _ if CREDENTIALS.contains(&name) => fields.has_credentials = true,
+                _ if name == INSTANCE.as_str() => fields.is_of_rangecache = true,
                 _ if name.starts_with(OWN_PREFIX) => {
                     let field = (name, value.as_bytes());
                     fields.is_addressed = true;
                     fields.bypass |= field == BYPASS;
                     fields.explains |= field == EXPLAIN;
+                    fields.is_feed |= field == FEED;
                 }
                 _ => {}
             }
@@ -241,9 +254,12 @@ mod tests {
             assert!(fields(&[(name, value)]).has_credentials, "{name}");
         }
         let none = fields(&[("content-type", "application/grpc"), ("rangecaches", "x")]);
-        assert!(!none.has_credentials && !none.require_leader && !none.is_addressed);
+        assert!(
+            !none.has_credentials && !none.require_leader && !none.is_addressed && !none.is_of_rangecache
+        );
         assert!(fields(&[("hasleader", "true")]).require_leader);
-        assert!(fields(&[("rangecache-instance", "x")]).is_addressed);
+        let of_another = fields(&[("rangecache-instance", "x")]);
+        assert!(of_another.is_of_rangecache && !of_another.is_addressed);
         assert!(fields(&[("rangecache-bypass", "true")]).bypass);
         assert!(!fields(&[("rangecache-bypass", "yes")]).bypass);
         assert!(fields(&[("rangecache-explain", "true")]).explains);

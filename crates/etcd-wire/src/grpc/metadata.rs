@@ -6,13 +6,13 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::bounds::{InvalidBounds, MAX_STALENESS, MIN_REVISION, ReadBounds};
-use super::fields::{BYPASS, ContentType, EXPLAIN, HeadFields};
+use super::fields::{BYPASS, ContentType, EXPLAIN, FEED, HeadFields};
 
 /// Longest request message of a Range that is decoded, in bytes: two keys and a few numbers. Longer requests are forwarded
 /// unread.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Names of metadata that address rangecache, and are not forwarded.
-const OWN_METADATA: [&str; 4] = [BYPASS.0, EXPLAIN.0, MIN_REVISION, MAX_STALENESS];
+const OWN_METADATA: [&str; 5] = [BYPASS.0, EXPLAIN.0, FEED.0, MIN_REVISION, MAX_STALENESS];
 /// Metadata of a response to a read that asked for it: its outcome and reason, such as `hit; linearizable`.
 pub const OUTCOME: HeaderName = HeaderName::from_static("rangecache-outcome");
 /// Metadata of a stale response: its age in milliseconds.
@@ -29,6 +29,10 @@ pub struct CallMetadata {
     pub require_leader: bool,
     /// The client asked to read around the cache.
     pub bypass: bool,
+    /// Another rangecache has sent or forwarded the call.
+    pub is_of_rangecache: bool,
+    /// Another rangecache follows this one by the call.
+    pub is_feed: bool,
     /// The bounds within which a linearizable read needs no quorum check.
     pub bounds: Result<ReadBounds, InvalidBounds>,
     /// Content type of the request, and so of its response.
@@ -57,6 +61,8 @@ impl CallMetadata {
             has_credentials: fields.has_credentials,
             require_leader: fields.require_leader,
             bypass: fields.bypass,
+            is_of_rangecache: fields.is_of_rangecache,
+            is_feed: fields.is_feed,
             bounds: if fields.is_addressed {
                 ReadBounds::from_headers(headers)
             } else {
@@ -64,6 +70,23 @@ impl CallMetadata {
             },
             content_type: HeaderValue::from_static(content_type),
         })
+    }
+}
+
+/// Whether a request with these headers reads around the cache.
+#[must_use]
+pub fn is_bypassing(headers: &HeaderMap) -> bool {
+    headers
+        .get(BYPASS.0)
+        .is_some_and(|value| value.as_bytes() == BYPASS.1)
+}
+
+/// Makes a request with these headers read around the cache of the rangecache that it is sent to, or not.
+pub fn set_bypass(headers: &mut HeaderMap, bypasses: bool) {
+    if bypasses {
+        headers.insert(BYPASS.0, HeaderValue::from_static("true"));
+    } else {
+        headers.remove(BYPASS.0);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod frame;
 pub mod fuzzing;
 pub mod head;
 mod header_scan;
+pub mod hub;
 mod json_scan;
 pub mod metadata;
 pub mod method;

@@ -11,7 +11,8 @@ use crate::history::{HistoryId, Position};
 use crate::load::LoadCause;
 use crate::set::MirrorSet;
 use crate::view::Mirror;
-use rangecache_upstream::{Connection, Upstream};
+use etcd_wire::grpc::hub::HubHistory;
+use rangecache_upstream::{Connection, Upstream, hub_check};
 
 /// Whether the member behind `connection` is of `history`: its events continue those of each mirror of `set`.
 /// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless `is_handover`: watchers
@@ -24,6 +25,11 @@ pub(crate) async fn is_of_history(
     history: HistoryId,
     is_handover: bool,
 ) -> bool {
+    // Behind a hub etcd may have been replaced since the last comparison.
+    let of_hub = match history_of_hub(connection).await {
+        Ok(of_hub) => of_hub,
+        Err(_) => return false,
+    };
     if connection.is_of_history(history.number()) {
         return true;
     }
@@ -43,10 +49,23 @@ pub(crate) async fn is_of_history(
     }
     // A history is never current again.
     let is_current = set.cluster_state.history() == history;
-    if is_current {
-        connection.set_history(history.number());
+    // What was compared is of the hub's history only if that is still the same.
+    if is_current && history_of_hub(connection).await.is_ok_and(|now| now == of_hub) {
+        connection.set_history(history.number(), of_hub);
     }
-    is_current
+    connection.is_of_history(history.number())
+}
+
+/// The history that the hub behind `connection` has at the time of the call; `None` if it leads to etcd.
+///
+/// # Errors
+/// The status with which the hub has proven none.
+async fn history_of_hub(connection: &Arc<Connection>) -> Result<Option<HubHistory>, tonic::Status> {
+    if connection.leads_to_hub() {
+        Ok(Some(hub_check(connection).await?.1))
+    } else {
+        Ok(None)
+    }
 }
 
 /// Whether the history behind the connection of a feed, which resumes at `revision`, holds what mirrors further ahead have:

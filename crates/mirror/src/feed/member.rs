@@ -7,7 +7,7 @@ use crate::history::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::{Epoch, Mirror};
 use etcd_wire::etcdserverpb::ResponseHeader;
-use rangecache_upstream::{Connection, Upstream, Version};
+use rangecache_upstream::{Connection, Upstream, Version, gates};
 
 /// A mirror, and the connection to the member that feeds it.
 #[derive(Clone, Copy, Debug)]
@@ -24,10 +24,38 @@ pub(crate) struct Feeding<'a> {
     pub(crate) connection: &'a Arc<Connection>,
 }
 
+/// What feeds a mirror.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FeedMember {
+    /// A member of etcd, with its version if that is known.
+    Etcd(Option<Version>),
+    /// Another rangecache: it proves nothing in front of an etcd whose progress notifications cannot be trusted.
+    Hub,
+}
+
+impl FeedMember {
+    /// Whether its progress notifications can be trusted.
+    pub(super) fn has_true_progress(self) -> bool {
+        match self {
+            FeedMember::Etcd(version) => version.is_some_and(|of| gates::PROGRESS_NOTIFICATIONS.is_open(of)),
+            FeedMember::Hub => true,
+        }
+    }
+
+    /// Whether a watch that begins at its compaction revision may lack deletes.
+    pub(super) fn may_lack_deletes(self) -> bool {
+        match self {
+            FeedMember::Etcd(version) => version.is_none_or(|of| !gates::DELETES_AT_COMPACTION.is_open(of)),
+            // The version of its etcd is not known.
+            FeedMember::Hub => true,
+        }
+    }
+}
+
 impl Feeding<'_> {
     /// Checks the member that is to feed the mirror, and has responded with the header `created`: the history behind the
-    /// connection is the one known `before`, which has reached the mirror's revision. Returns the member's version, if that is
-    /// known: several members may be behind one URL, and a balancer may send each call to another one.
+    /// connection is the one known `before`, which has reached the mirror's revision. Returns what the member can do: several
+    /// members may be behind one URL, and a balancer may send each call to another one.
     ///
     /// # Errors
     /// [`FeedEnd::Lost`] if the member cannot be used, [`FeedEnd::StaleEpoch`] if its history is another one.
@@ -35,7 +63,7 @@ impl Feeding<'_> {
         &self,
         before: &Before,
         created: ResponseHeader,
-    ) -> Result<Option<Version>, FeedEnd> {
+    ) -> Result<FeedMember, FeedEnd> {
         let position = Position::read(self.connection, self.mirror.scope.key(), before).await?;
         for cluster_id in [self.connection.cluster_id(), Some(created.cluster_id)] {
             if self.upstream.is_left_out(cluster_id) {
@@ -45,12 +73,16 @@ impl Feeding<'_> {
         if !before.note_cluster(created.cluster_id) || !position.continues(before) {
             return Err(self.another_history(before, position.header.revision));
         }
-        let status = if position.header.member_id == created.member_id {
-            Some(position.status)
+        if self.connection.leads_to_hub() {
+            return Ok(FeedMember::Hub);
+        }
+        let version = if position.header.member_id == created.member_id {
+            position.version
         } else {
-            self.connection.status_of(created.member_id).await?
+            let status = self.connection.status_of(created.member_id).await?;
+            status.and_then(|status| status.version.parse().ok())
         };
-        Ok(status.and_then(|status| status.version.parse().ok()))
+        Ok(FeedMember::Etcd(version))
     }
 
     /// Drops every mirror, because the feed is of another history; `revision` is one of that, 0 if none is known.

@@ -20,6 +20,7 @@ use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
     ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
+use etcd_wire::grpc::fields::FEED;
 use rangecache_base::faults::{self, Fault};
 use rangecache_upstream::gates;
 
@@ -137,8 +138,8 @@ impl<'a> Feed<'a> {
         };
         let (mut feed, created) = Feed::create(feeding, &before, start_revision).await?;
         let shown = created.revision;
-        let version = feeding.check_member(&before, created).await?;
-        feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
+        let member = feeding.check_member(&before, created).await?;
+        feed.trusts_progress = member.has_true_progress();
         if !feed.trusts_progress {
             feed.may_do_without_progress(anchor, proof)?;
         }
@@ -179,11 +180,9 @@ impl<'a> Feed<'a> {
             }
         };
         let Some(first) = first else {
-            let may_lack_deletes =
-                version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version));
             if let ContinuityProof::FirstEvent(event) = proof
                 && anchor.has_delete_from(*event)
-                && may_lack_deletes
+                && member.may_lack_deletes()
             {
                 return Err(FeedEnd::Reload(
                     LoadCause::Unproven,
@@ -239,6 +238,9 @@ impl<'a> Feed<'a> {
         // Makes a member that has lost its leader end the watch instead of leaving it silent.
         call.metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));
+        // A rangecache in the place of etcd ends the watch when it has lost its own.
+        call.metadata_mut()
+            .insert(FEED.0, MetadataValue::from_static("true"));
         let opening = async {
             let mut responses = client.watch(call).await?.into_inner();
             let created = responses.message().await?;

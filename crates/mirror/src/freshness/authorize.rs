@@ -14,6 +14,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::history::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_wire::grpc::hub::Origin;
 use rangecache_base::telemetry::trace::{SpanContext, traceparent};
 use rangecache_upstream::{
     Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission,
@@ -37,6 +38,15 @@ pub struct Authorization<'a> {
     pub serializable: bool,
 }
 
+/// Response to a check.
+pub(super) struct Checked {
+    pub(super) header: ResponseHeader,
+    /// Whether the member asked the quorum, so that no other member is ahead of its revision.
+    pub(super) is_quorum: bool,
+    /// What the response says about the rangecache that it comes from, if it does not come from etcd.
+    pub(super) origin: Option<Origin>,
+}
+
 /// Credentials that a check carries, and the permission that it requests.
 pub(super) enum CheckCaller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
@@ -58,20 +68,20 @@ impl CheckCaller<'_> {
     }
 
     /// Sends the check to the member behind `connection`, to read at `revision` unless that is 0. `history` is the number
-    /// of the one that the member has to be of. Also returns whether the member asked the quorum, so that no other member
-    /// is ahead of its revision.
+    /// of the one that the member has to be of.
     pub(super) async fn check(
         &self,
         connection: &Arc<Connection>,
         history: HistoryId,
         revision: i64,
         trace: Option<&SpanContext>,
-    ) -> Result<(ResponseHeader, bool), tonic::Status> {
-        let (header, is_quorum) = match self {
+    ) -> Result<Checked, tonic::Status> {
+        let (header, is_quorum, origin) = match self {
             CheckCaller::Anonymous => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
-                (anonymous_check(connection, revision, metadata).await?, true)
+                let (header, origin) = anonymous_check(connection, revision, metadata).await?;
+                (header, true, origin)
             }
             CheckCaller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
@@ -88,11 +98,15 @@ impl CheckCaller<'_> {
                     metadata
                 });
                 let header = check_read_permission(connection, range, revision, caller).await?;
-                (header, !serializable)
+                (header, !serializable, None)
             }
         };
         let header = header.ok_or_else(|| tonic::Status::internal("no header"))?;
-        Ok((header.into(), is_quorum))
+        Ok(Checked {
+            header: header.into(),
+            is_quorum,
+            origin,
+        })
     }
 
     /// Whether another member may succeed where one failed with `status`. Any other failure of an authenticated check

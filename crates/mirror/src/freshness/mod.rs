@@ -27,8 +27,9 @@ use tokio_util::task::TaskTracker;
 use super::flags::MirrorConfig;
 use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
-use authorize::{Authorization, CheckCaller};
+use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
+use etcd_wire::grpc::hub::Origin;
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::caught;
@@ -383,6 +384,8 @@ impl Freshness {
         let propagates = self.telemetry.tracer.propagates();
         let trace = span.as_ref().filter(|_| propagates);
         let trace = trace.map(|span| span.span_context.clone());
+        // Number of responses of hubs that have proven nothing: waiting longer for them does not help.
+        let mut without_proof = 0;
         loop {
             let connection = self
                 .upstream
@@ -392,6 +395,9 @@ impl Freshness {
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
+            if connection.leads_to_hub() && matches!(caller, CheckCaller::Authenticated(_)) {
+                return Err(Reason::BehindHub.into());
+            }
             let before = self.cluster_state.before_check();
             let history = before.history_id();
             let proof = |header, at| Proof {
@@ -399,25 +405,37 @@ impl Freshness {
                 history,
                 at,
                 sent: before.began(),
-                connection_opened: connection.opened(),
+                // A check at a hub shows that the hub's history is the one that its former check has shown.
+                connection_opened: match connection.proven_by_hub() {
+                    Some(proven) => proven.since,
+                    None => connection.opened(),
+                },
             };
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = caller.check(&connection, history, at, trace.as_ref()).await?;
-                let raft_index = if is_quorum {
-                    raft_index_to_compare(&connection, &before, &header).await?
+                let checked = caller.check(&connection, history, at, trace.as_ref()).await?;
+                let compared = if checked.is_quorum {
+                    compare_log(&connection, &before, &checked).await?
                 } else {
-                    None
+                    Some(LogComparison::KNOWN)
                 };
-                Ok::<_, tonic::Status>((header, is_quorum, raft_index))
+                Ok::<_, tonic::Status>((checked.header, checked.is_quorum, compared))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match attempted {
-                Ok(Ok((header, true, raft_index))) => {
-                    self.finish_check(caller, &before, header, raft_index)?;
-                    let continues = self.history_continues(&connection, history, raft_index.is_some());
+                Ok(Ok((_, _, None))) => {
+                    self.upstream.avoid(connection.url());
+                    without_proof += 1;
+                    if without_proof >= self.upstream.endpoint_count() {
+                        return Err(Reason::CheckFailed.into());
+                    }
+                    continue;
+                }
+                Ok(Ok((header, true, Some(compared)))) => {
+                    self.finish_check(caller, &before, header, compared.raft_index)?;
+                    let continues = self.history_continues(&connection, history, compared.is_first);
                     if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
                         self.cluster_state.note_checked(connection.opened());
                         return Ok(proof(header, at));
@@ -426,7 +444,7 @@ impl Freshness {
                         "the history behind the connection is not known to be the same",
                     )
                 }
-                Ok(Ok((header, false, _))) => return Ok(proof(header, at)),
+                Ok(Ok((header, false, Some(_)))) => return Ok(proof(header, at)),
                 Ok(Err(status)) if at > 0 && is_compaction(&status) => {
                     (self.findings.compacted)(history, at.saturating_add(1));
                     return Err(Unproven::Compacted(at));
@@ -530,17 +548,54 @@ impl Freshness {
     }
 }
 
-/// Raft index of the member that has answered a check with `header`, by which the history behind `connection` is compared
-/// with the known one (I4): at the first check on the connection, and if the header leaves it open. `None` if neither is so.
-async fn raft_index_to_compare(
+/// What a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
+struct LogComparison {
+    /// Raft index of the member that has answered the check; `None` if the header suffices.
+    raft_index: Option<u64>,
+    /// Whether this check has to show that the connection is of the known history.
+    is_first: bool,
+}
+
+impl LogComparison {
+    /// The connection is known to be of the history.
+    const KNOWN: LogComparison = LogComparison {
+        raft_index: None,
+        is_first: false,
+    };
+}
+
+/// What has to be compared after a check: the raft index of the member that has answered it, at the first check on the
+/// connection and if the header leaves it open. A hub has compared raft logs itself: in a history that it has not proven on this
+/// connection before, the contents have to be compared. `None` if a hub has proven nothing.
+///
+/// # Errors
+/// The status of the request for a raft index.
+async fn compare_log(
     connection: &Arc<Connection>,
     before: &Before,
-    header: &ResponseHeader,
-) -> Result<Option<u64>, tonic::Status> {
-    if connection.is_of_history(before.history_id().number()) && !before.needs_raft_index(header) {
-        return Ok(None);
-    }
-    Ok(Some(Position::of(connection, *header).await?.status.raft_index))
+    checked: &Checked,
+) -> Result<Option<LogComparison>, tonic::Status> {
+    let is_known = connection.is_of_history(before.history_id().number());
+    Ok(match checked.origin {
+        Some(Origin::Hub) => None,
+        Some(Origin::Proven(history)) => {
+            let is_last = connection
+                .proven_by_hub()
+                .is_some_and(|last| last.history == history);
+            Some(LogComparison {
+                raft_index: None,
+                is_first: !(is_known && is_last),
+            })
+        }
+        None if is_known && !before.needs_raft_index(&checked.header) => Some(LogComparison::KNOWN),
+        None => {
+            let position = Position::of(connection, checked.header).await?;
+            Some(LogComparison {
+                raft_index: Some(position.raft_index.unwrap_or_default()),
+                is_first: true,
+            })
+        }
+    })
 }
 
 #[cfg(test)]

@@ -6,16 +6,22 @@ use bytes::Bytes;
 
 use super::known::Before;
 use etcd_store::cache;
-use etcd_wire::etcdserverpb::{RangeRequest, StatusResponse};
-use rangecache_upstream::{Connection, header_request, is_compaction, is_future_revision, range};
+use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_wire::grpc::hub::Origin;
+use rangecache_upstream::{
+    Connection, Version, header_request, hub_check, is_compaction, is_future_revision, range,
+    range_and_origin,
+};
 
-/// Result of a linearizable read, and a later status of the very member that answered it.
+/// Result of a linearizable read, and a later status of the very member that answered it, or a later proof of the hub that did.
 #[derive(Debug)]
 pub(crate) struct Position {
     /// Header of the read.
     pub(crate) header: cache::ResponseHeader,
-    /// The status.
-    pub(crate) status: StatusResponse,
+    /// Raft index in the status; `None` from a hub, which has compared raft logs itself.
+    pub(crate) raft_index: Option<u64>,
+    /// Version in the status; `None` from a hub, and if it is not known.
+    pub(crate) version: Option<Version>,
     /// Whether etcd still refuses what it is known to have compacted.
     holds_compaction: bool,
 }
@@ -32,7 +38,12 @@ impl Position {
         before: &Before,
     ) -> Result<Position, tonic::Status> {
         let request = header_request(key);
-        let header = range(connection, request.clone()).await?.header;
+        let (response, origin) = range_and_origin(connection, request.clone()).await?;
+        let header = match origin {
+            // Memory of the hub does not have the key, or is not in service.
+            Some(Origin::Hub) => Some(hub_check(connection).await?.0),
+            Some(Origin::Proven(_)) | None => response.header,
+        };
         let position = Position::of(connection, header.unwrap_or_default().into()).await?;
         // Revision 0 would be the newest one.
         let compacted = before.compacted().saturating_sub(1);
@@ -65,20 +76,25 @@ impl Position {
         connection: &Arc<Connection>,
         header: cache::ResponseHeader,
     ) -> Result<Position, tonic::Status> {
-        let status = connection.status_of(header.member_id).await?;
-        let status = status.ok_or_else(|| {
-            tonic::Status::unavailable("the status of the member that answered a read cannot be had")
-        })?;
+        let (mut raft_index, mut version) = (None, None);
+        if !connection.leads_to_hub() {
+            let status = connection.status_of(header.member_id).await?;
+            let status = status.ok_or_else(|| {
+                tonic::Status::unavailable("the status of the member that answered a read cannot be had")
+            })?;
+            (raft_index, version) = (Some(status.raft_index), status.version.parse().ok());
+        }
         Ok(Position {
             header,
-            status,
+            raft_index,
+            version,
             holds_compaction: true,
         })
     }
 
     /// Whether the history behind the connection is that of `before`, the state before the position was read.
     pub(crate) fn continues(&self, before: &Before) -> bool {
-        self.holds_compaction && before.continues_with(&self.header, Some(self.status.raft_index))
+        self.holds_compaction && before.continues_with(&self.header, self.raft_index)
     }
 }
 
@@ -106,10 +122,8 @@ mod tests {
                 revision,
                 ..cache::ResponseHeader::default()
             },
-            status: StatusResponse {
-                raft_index,
-                ..StatusResponse::default()
-            },
+            raft_index: Some(raft_index),
+            version: None,
             holds_compaction: true,
         }
     }

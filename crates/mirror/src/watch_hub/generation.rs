@@ -16,6 +16,7 @@ pub(super) struct Generation {
     /// Every event up to this revision is in the topics.
     reached: AtomicI64,
     has_no_leader: AtomicBool,
+    is_without_feed: AtomicBool,
     end: OnceLock<ReaderEnd>,
 }
 
@@ -26,6 +27,7 @@ impl Generation {
             history,
             reached: AtomicI64::new(reached),
             has_no_leader: AtomicBool::new(false),
+            is_without_feed: AtomicBool::new(false),
             end: OnceLock::new(),
         }
     }
@@ -50,6 +52,15 @@ impl Generation {
 
     pub(super) fn has_no_leader(&self) -> bool {
         self.has_no_leader.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_without_feed(&self) -> bool {
+        self.is_without_feed.load(Ordering::Acquire)
+    }
+
+    /// Returns the previous value.
+    pub(super) fn set_without_feed(&self, is_without_feed: bool) -> bool {
+        self.is_without_feed.swap(is_without_feed, Ordering::AcqRel)
     }
 
     /// Returns the previous value.

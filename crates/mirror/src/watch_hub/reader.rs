@@ -230,6 +230,12 @@ impl Reader {
     pub fn has_no_leader(&self) -> bool {
         self.generation.has_no_leader()
     }
+
+    /// Whether the mirror has lost its feed, and has none yet: etcd may be another one when it has.
+    #[must_use]
+    pub fn is_without_feed(&self) -> bool {
+        self.generation.is_without_feed()
+    }
 }
 
 impl Drop for Reader {

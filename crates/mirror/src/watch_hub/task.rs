@@ -106,7 +106,7 @@ impl HubTask<'_> {
         }
         self.admit().await;
         self.signal_reached();
-        self.note_feed(&observed);
+        self.note_feed(&observed).await;
         if self.next_sweep <= Instant::now() || self.registry.has_grown(self.hub.bounds()) {
             self.sweep(&observed).await;
             self.next_sweep = Instant::now() + SWEEP_INTERVAL;
@@ -269,11 +269,19 @@ impl HubTask<'_> {
         });
     }
 
-    fn note_feed(&mut self, observed: &Observed) {
-        if observed.out == Some(Reason::FeedLost) {
+    async fn note_feed(&mut self, observed: &Observed) {
+        let is_lost = observed.out == Some(Reason::FeedLost);
+        if is_lost {
             self.feed_lost_since.get_or_insert_with(Instant::now);
         } else {
             self.feed_lost_since = None;
+        }
+        if let Some(generation) = &self.generation
+            && !generation.set_without_feed(is_lost)
+            && is_lost
+        {
+            // Streams of other rangecaches end now.
+            self.registry.wake_all().await;
         }
     }
 

@@ -1,0 +1,110 @@
+//! Quorum checks of other rangecaches whose endpoint this process is (its leaves). They join the checks that reads of this
+//! process wait for, so that many leaves cost etcd no more checks than one: a check is answered by one that was sent after it
+//! had arrived (I2 holds through both). No mirror has to hold the key, which nobody writes.
+
+use super::answer::MemoryAnswer;
+use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
+use crate::proxy::call::CallRecord;
+use crate::proxy::handles::Proxy;
+use etcd_store::cache::Selection;
+use etcd_wire::grpc::Status;
+use rangecache_base::telemetry::outcome::Read;
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_mirror::history::Auth;
+use rangecache_upstream::{gates, is_check_key};
+
+/// Whether the read is the quorum check of a leaf.
+pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
+    let query = &request.query;
+    request.metadata.is_of_rangecache
+        && is_check_key(&query.key)
+        && query.range_end.is_empty()
+        && !query.serializable
+}
+
+/// Answers the quorum check of a leaf by one of this process. Credentials do not matter: the leaf sends a token that was never
+/// issued, so that etcd refuses the check once auth is on.
+///
+/// # Errors
+/// Reason for which etcd has to respond; the leaf then has no proof.
+pub(super) async fn answer_leaf_check(
+    proxy: &Proxy,
+    request: &ReadRequest,
+    deadlines: Deadlines,
+    record: &mut CallRecord,
+) -> Result<MemoryAnswer, Reason> {
+    let (query, cluster_state) = (&request.query, &proxy.mirrors.cluster_state);
+    let version = proxy.forward.upstream.lowest_version();
+    // The leaf trusts progress notifications of what is proven to it.
+    if !gates::PROGRESS_NOTIFICATIONS.is_open(version.ok_or(Reason::VersionUnknown)?) {
+        return Err(Reason::VersionGate);
+    }
+    if cluster_state.auth() == Auth::On {
+        return Err(Reason::Auth);
+    }
+    let proof = match check(proxy, record, deadlines, query.revision.max(0)).await {
+        Ok(proof) => proof,
+        Err(unproven) => return answer_unproven(unproven),
+    };
+    // As for every read: auth may have been switched on while the check was awaited.
+    if cluster_state.auth() != Auth::Off {
+        return Err(Reason::Auth);
+    }
+    if query.revision > proof.header.revision {
+        return Ok(MemoryAnswer::refusal(Status::FutureRevision));
+    }
+    if !cluster_state.record_served(proof.history, proof.header.revision) {
+        return Err(Reason::HistoryReplaced);
+    }
+    let read = if query.revision > 0 {
+        Read::Pinned
+    } else {
+        Read::Linearizable
+    };
+    let nothing = Selection::of_page(Vec::new(), 0, false);
+    Ok(MemoryAnswer::Entries(proof.header, nothing, Outcome::Hit(read)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+
+    use super::*;
+    use etcd_store::cache::RangeQuery;
+    use etcd_wire::grpc::CallMetadata;
+
+    fn request(key: &'static [u8], fields: &[(&'static str, &'static str)]) -> ReadRequest {
+        let fields = fields.iter().chain(&[("content-type", "application/grpc")]);
+        let headers: HeaderMap = fields
+            .map(|(name, value)| {
+                let name = http::HeaderName::from_static(name);
+                (name, HeaderValue::from_static(value))
+            })
+            .collect();
+        ReadRequest {
+            query: RangeQuery {
+                key: key.into(),
+                ..RangeQuery::default()
+            },
+            metadata: CallMetadata::from_headers(&headers).unwrap(),
+            headers,
+        }
+    }
+
+    #[test]
+    fn check_of_a_leaf_is_a_linearizable_read_of_the_check_key_by_a_rangecache() {
+        const KEY: &[u8] = b"rangecache/quorum-check";
+        const LEAF: &[(&str, &str)] = &[("rangecache-instance", "00")];
+        assert!(is_leaf_check(&request(KEY, LEAF)));
+        assert!(!is_leaf_check(&request(KEY, &[])), "of a client");
+        assert!(!is_leaf_check(&request(b"rangecache/quorum-check2", LEAF)));
+        for change in [
+            |query: &mut RangeQuery| query.serializable = true,
+            |query: &mut RangeQuery| query.range_end = "\0".into(),
+        ] {
+            let mut other = request(KEY, LEAF);
+            change(&mut other.query);
+            assert!(!is_leaf_check(&other), "{:?}", other.query);
+        }
+    }
+}

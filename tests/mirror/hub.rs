@@ -1,0 +1,156 @@
+//! Rangecaches whose endpoint is another rangecache, their hub: memory answers with a proof of the hub, and what a hub cannot
+//! prove is never believed.
+
+use hyper::Method;
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::recovery::{Reads, recovers};
+use testkit::roles::{MIRROR, create_users, password, token};
+use testkit::wait::{SOON, until};
+
+use crate::EXCLUSIVE;
+
+const PREFIX: &str = "/hub/";
+/// Bursts of reads through each leaf.
+const TURNS: u64 = 20;
+/// Reads of a burst.
+const BURST: u64 = 20;
+
+/// Waits until a leaf answers a list from memory; each list until then is right.
+async fn serves(leaf: &Rangecache, direct: &Client, through: &Client, after: &str) {
+    recovers(after, PREFIX, direct, leaf, through, Reads::MustSucceed).await;
+}
+
+/// Quorum reads of all members that have begun.
+async fn reads_of(members: &[Etcd]) -> f64 {
+    let mut reads = 0.0;
+    for member in members {
+        reads += member.started_calls("Range").await;
+    }
+    reads
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaf_of_a_hub_before_three_members_answers_from_memory_and_is_not_seen_by_etcd() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let cluster = Cluster::start(Version::V3_7).await;
+    let direct = cluster.members[0].client().await;
+    let hub = Rangecache::at(&cluster.endpoints()).start().await;
+    let leaves = [
+        Rangecache::at(hub.url()).start().await,
+        Rangecache::at(hub.url()).start().await,
+    ];
+    let mut clients = Vec::new();
+    for leaf in &leaves {
+        let client = leaf.client().await;
+        serves(leaf, &direct, &client, leaf.url()).await;
+        clients.push(client);
+    }
+    let before = [leaves[0].outcomes().await, leaves[1].outcomes().await];
+    let of_etcd = reads_of(&cluster.members).await;
+    for turn in 0..TURNS {
+        let key = format!("{PREFIX}{turn}");
+        direct.put(&key, "v").await.expect("etcd writes");
+        let read = RangeRequest::one(&key);
+        let reads = (0..BURST)
+            .flat_map(|_| &clients)
+            .map(|client| client.range(&read));
+        for got in futures_util::future::join_all(reads).await {
+            assert_eq!(got.expect("is read").kvs.len(), 1, "stale: {key} is missing");
+        }
+    }
+    let of_etcd = reads_of(&cluster.members).await - of_etcd;
+    for (leaf, before) in leaves.iter().zip(&before) {
+        let outcomes = leaf.outcomes_since(before, TURNS * BURST).await;
+        assert_eq!(outcomes.memory_answers(), TURNS * BURST, "{outcomes:?}");
+    }
+    // Reads that arrive together share a check of their leaf, and leaves share those of the hub.
+    let all = 2 * TURNS * BURST;
+    assert!(
+        of_etcd < all as f64 / 4.0,
+        "etcd has had {of_etcd} reads for {all} through leaves"
+    );
+    let reply = clients[0]
+        .range_raw(&RangeRequest::one(PREFIX))
+        .await
+        .expect("is read");
+    assert!(
+        !reply.headers.contains_key("rangecache-history"),
+        "{:?}",
+        reply.headers
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_hub_cannot_prove_is_not_answered_by_its_leaf() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let hub = Rangecache::before(&etcd).start().await;
+    let leaf = Rangecache::at(hub.url()).start().await;
+    let through = leaf.client().await;
+    serves(&leaf, &direct, &through, "the start").await;
+    hub.forward_all(Method::POST).await;
+    let before = leaf.outcomes().await;
+    for turn in 0..20 {
+        let key = format!("{PREFIX}forwarded/{turn}");
+        direct.put(&key, "v").await.expect("etcd writes");
+        let read = through.range(&RangeRequest::one(&key)).await.expect("is read");
+        assert_eq!(read.kvs.len(), 1, "stale: {key} is missing");
+    }
+    let outcomes = leaf.outcomes_since(&before, 20).await;
+    assert_eq!(outcomes.memory_answers(), 0, "{outcomes:?}");
+    hub.forward_all(Method::DELETE).await;
+    serves(&leaf, &direct, &through, "memory of the hub is on again").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_around_the_cache_reaches_etcd_through_a_hub() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let hub = Rangecache::before(&etcd).start().await;
+    let leaf = Rangecache::at(hub.url()).start().await;
+    let through = leaf.client().await;
+    serves(&leaf, &direct, &through, "the start").await;
+    let around = through.with_metadata("rangecache-bypass", "true");
+    around.range(&RangeRequest::one(PREFIX)).await.expect("is read");
+    let bypassed = until(SOON, "the hub counts the read", async || {
+        let metrics = hub.metrics().await;
+        let sum = metrics.sum_with_label("rangecache_range_total", "reason=\"bypass\"");
+        (sum > 0.0).then_some(sum)
+    });
+    assert_eq!(bypassed.await.0, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hub_has_etcd_authorize_the_callers_of_its_leaf() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = create_users(&etcd).await;
+    root.put("/a/007", "here").await.expect("etcd writes");
+    let user = format!("{MIRROR}:{}", password(MIRROR));
+    let hub = Rangecache::before(&etcd).with("--user", &user).start().await;
+    let leaf = Rangecache::at(hub.url()).with("--user", &user).start().await;
+    let (direct, through) = (etcd.client().await, leaf.client().await);
+    let before = [hub.outcomes().await, leaf.outcomes().await];
+    for name in ["alice", "carol"] {
+        let token = token(&direct, name).await;
+        let read = RangeRequest::one("/a/007");
+        let expected = direct.with_metadata("token", &token).range(&read).await;
+        let got = through.with_metadata("token", &token).range(&read).await;
+        assert_eq!(got.is_ok(), name == "alice", "{got:?}");
+        assert_eq!(got, expected, "{name}");
+    }
+    let of_leaf = leaf.outcomes_since(&before[1], 2).await;
+    assert_eq!(of_leaf.memory_answers(), 0, "{of_leaf:?}");
+    assert_eq!(
+        leaf.metrics()
+            .await
+            .sum_with_label("rangecache_range_total", "reason=\"behind_hub\""),
+        2.0
+    );
+    assert!(
+        hub.outcomes().await.since(&before[0]).memory_answers() > 0,
+        "the hub's memory has answered alice"
+    );
+}
