@@ -161,9 +161,9 @@ impl Reloader {
             );
         }
         let (etcd, has_tls) = (&serving.config.etcd, self.upstream.connector().has_tls());
-        if let Some(url) = etcd.endpoints.iter().find(|url| url.tls && !has_tls) {
+        if let Some(url) = etcd.all_endpoints().iter().find(|url| url.tls && !has_tls) {
             return Err(format!(
-                "--endpoints names {url}, and rangecache was started without TLS towards etcd: restart it"
+                "{url} is an endpoint with TLS, and rangecache was started without TLS towards etcd: restart it"
             ));
         }
         etcd.keeps_tls(has_tls).map_err(|error| error.to_string())?;
@@ -189,8 +189,10 @@ impl Reloader {
             }
         }
         // Also those that DNS names, which are no change of a flag.
-        if serving.config.etcd.endpoints != self.live.load().etcd.endpoints {
-            self.upstream.set_endpoints(&serving.config.etcd.endpoints);
+        let etcd = &serving.config.etcd;
+        if etcd.all_endpoints() != self.live.load().etcd.all_endpoints() {
+            self.upstream.set_endpoints(&etcd.endpoints);
+            self.upstream.set_fallback(&etcd.fallback_endpoints);
         } else if reloaded.changed.is_empty() {
             return reloaded;
         }

@@ -23,7 +23,7 @@ const PUTS_PER_SECOND: u32 = 200;
 const GETS_PER_SECOND_EACH: u32 = 500;
 const BLOCK: Duration = Duration::from_secs(4);
 
-/// Measures each fleet size, round by round, with and without the rangecaches.
+/// Measures each fleet size, round by round, with and without the rangecaches: in front of etcd, and behind a hub.
 pub(crate) async fn run(suite: &Suite) -> Result<Report> {
     let data = Dataset {
         prefix: "/registry/pods/",
@@ -37,10 +37,13 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
     load::learn(&etcd, &mut gets).await?;
     let gets = Arc::new(gets);
     let mut report = Report::default();
-    for count in SIDECARS {
+    for (count, is_behind_hub) in SIDECARS
+        .into_iter()
+        .flat_map(|count| [(count, false), (count, true)])
+    {
         let (mut idle, mut reading) = (Series::new(), Series::new());
         for round in 0..suite.args.rounds {
-            progress(&format!("{count} sidecars, round {}", round + 1));
+            progress(&format!("{}, round {}", fleet(count, is_behind_hub), round + 1));
             let mut direct = Vec::new();
             for _ in 0..count {
                 direct.push(setup.connect().await?);
@@ -50,8 +53,15 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
             let block = drive(&setup, &[], &etcd, &direct, &gets, GETS_PER_SECOND_EACH).await?;
             reading.entry(Kind::Direct).or_default().push(block);
             let (mut sidecars, mut through) = (Vec::new(), Vec::new());
+            let hub = match is_behind_hub {
+                true => Some(setup.start_rangecache(&[]).await?),
+                false => None,
+            };
             for _ in 0..count {
-                let sidecar = setup.start_rangecache(&[]).await?;
+                let sidecar = match &hub {
+                    Some(hub) => setup.start_leaf(hub).await?,
+                    None => setup.start_rangecache(&[]).await?,
+                };
                 through.push(Arc::new(Connection::open(sidecar.address, Windows::LARGE).await?));
                 sidecars.push(sidecar);
             }
@@ -60,18 +70,23 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
             let block = drive(&setup, &sidecars, &etcd, &through, &gets, GETS_PER_SECOND_EACH).await?;
             reading.entry(Kind::Rangecache).or_default().push(block);
         }
-        report.rows.extend(rows(count, idle, reading));
+        report.rows.extend(rows(count, is_behind_hub, idle, reading));
     }
     Ok(report)
 }
 
-fn rows(count: usize, idle: Series, reading: Series) -> Vec<Row> {
+fn fleet(count: usize, is_behind_hub: bool) -> String {
+    let place = if is_behind_hub { " behind a hub" } else { "" };
+    format!("{count} sidecars{place}")
+}
+
+fn rows(count: usize, is_behind_hub: bool, idle: Series, reading: Series) -> Vec<Row> {
     let etcd = |block: &Block| block.cpu_etcd_ns as f64 / block.seconds;
     let each = move |block: &Block| block.cpu_proxy_ns as f64 / block.seconds / count as f64;
     let row = |what: &str, series: &Series, figure: &dyn Fn(&Block) -> f64| {
         Row::of_series(
             "fleet",
-            format!("{count} × {what}"),
+            format!("{}, {what}", fleet(count, is_behind_hub)),
             Unit::Nanoseconds,
             series,
             figure,

@@ -182,6 +182,18 @@ impl Setup {
         Ok(process)
     }
 
+    /// Starts a rangecache whose endpoint is another one, and waits until it is ready.
+    pub(crate) async fn start_leaf(&self, hub: &Process) -> Result<Process> {
+        let hub = [Endpoint {
+            address: hub.address,
+            tls: self.options.tls,
+        }];
+        let mut process =
+            processes::start_rangecache(&self.binaries, self.folder.path(), &hub, &[], &[]).await?;
+        process.wait_ready().await?;
+        Ok(process)
+    }
+
     /// Starts another rangecache, without waiting for its mirror.
     pub(crate) async fn launch_rangecache(&self, flags: &[&str]) -> Result<Process> {
         self.launch_rangecache_with(flags, &[]).await

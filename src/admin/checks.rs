@@ -496,6 +496,7 @@ mod tests {
         EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
+            is_hub: false,
             is_leaving: false,
             version: None,
             role: "follower",

@@ -106,7 +106,7 @@ pub enum ConfigError {
     #[error("--cache-max-bytes 0 leaves no memory for any key: write for example 1GiB, or leave it out")]
     NoMemory,
     /// An endpoint that is given twice.
-    #[error("{0} is twice in --endpoints: name each member once")]
+    #[error("{0} is twice in --endpoints and --fallback-endpoints: name each member once")]
     DuplicateEndpoint(Url),
     /// rangecache in front of itself.
     #[error(
@@ -195,8 +195,9 @@ impl Config {
         }
         check_images(mirror)?;
         self.etcd.account()?;
-        for (index, url) in self.etcd.endpoints.iter().enumerate() {
-            if self.etcd.endpoints[..index].contains(url) {
+        let endpoints = self.etcd.all_endpoints();
+        for (index, url) in endpoints.iter().enumerate() {
+            if endpoints[..index].contains(url) {
                 return Err(ConfigError::DuplicateEndpoint(url.clone()));
             }
             let is_listener = |listener: &Url| listener.address == url.address;
@@ -224,7 +225,7 @@ impl Config {
         }
         let clients: Vec<&Url> = self.listen.all_client_urls().collect();
         self.tls.validate(
-            &self.etcd.endpoints,
+            &endpoints,
             &clients,
             &self.listen.metrics_urls,
             self.listen.allow_plaintext,
@@ -241,8 +242,8 @@ impl Config {
         if self.tls.cert.is_none() {
             return Err(CallerIsError::NoCertificate);
         }
-        if let Some(url) = self.etcd.endpoints.iter().find(|url| !url.tls) {
-            return Err(CallerIsError::PlaintextEndpoint(url.clone()));
+        if let Some(url) = self.etcd.all_endpoints().into_iter().find(|url| !url.tls) {
+            return Err(CallerIsError::PlaintextEndpoint(url));
         }
         if self.tls.trusted_ca_file.is_none() || !self.listen.all_client_urls().any(|url| url.tls) {
             return Err(CallerIsError::NoCallers);

@@ -32,6 +32,7 @@ macro_rules! reloadable {
 
 reloadable! {
     "endpoints": etcd.endpoints;
+    "fallback-endpoints": etcd.fallback_endpoints;
     "cache-prefix": mirror.cache_prefix;
     "no-cache-prefix": mirror.no_cache_prefix;
     "cache-max-bytes": mirror.cache_max_bytes;

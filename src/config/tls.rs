@@ -15,7 +15,7 @@ impl Config {
     /// The file that is invalid, and why.
     pub fn connector(&self, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
         let names_callers = self.etcd.caller_is == CallerIs::Certificate;
-        Connector::open(&self.tls, &self.etcd.endpoints, names_callers, metrics)
+        Connector::open(&self.tls, &self.etcd.all_endpoints(), names_callers, metrics)
     }
 
     /// TLS towards clients; `None` if no listener has it.

@@ -74,7 +74,8 @@ pub(super) async fn connect(
     credentials: &Arc<Credentials>,
     tasks: &TaskTracker,
 ) -> Vec<Member> {
-    let each = config.etcd.endpoints.iter().map(async |url| {
+    let endpoints = config.etcd.all_endpoints();
+    let each = endpoints.iter().map(async |url| {
         let deadline = Instant::now() + CALL_TIMEOUT;
         let mut link = rangecache_upstream::open_once(connector, url, credentials, tasks, deadline)
             .await

@@ -12,6 +12,9 @@ use rangecache_base::telemetry::clients::{
 };
 use rangecache_edge::limits::ClientAccount;
 
+/// Agent of another rangecache: what it forwards has the agents of its clients.
+const RANGECACHE: &str = "rangecache";
+
 /// Client of one connection. With a certificate, every call is that client's; otherwise a call with a token is that of
 /// the token's user, if etcd issued the token through this process.
 #[derive(Debug)]
@@ -73,7 +76,9 @@ impl Caller {
             user: user.map(|user| clients.connect(&user)),
         };
         let client = self.client(&current);
-        if let Some(agent) = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()) {
+        if fields.is_of_rangecache {
+            client.record_agent(RANGECACHE);
+        } else if let Some(agent) = headers.get(USER_AGENT).and_then(|agent| agent.to_str().ok()) {
             client.record_agent(agent);
         }
         account.set_client(client.number());

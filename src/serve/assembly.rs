@@ -84,6 +84,7 @@ impl Assembly {
             background,
             stop,
         );
+        upstream.set_fallback(&config.etcd.fallback_endpoints);
         follow_srv(&upstream, &config.etcd);
         follow_members(&upstream, config.etcd.endpoints_auto_sync_interval);
         let mirrors = rangecache_mirror::start(

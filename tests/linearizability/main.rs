@@ -52,6 +52,11 @@ use world::{Endpoints, World, newest};
 /// Time without faults between two faults, in milliseconds.
 const CALM: std::ops::Range<u64> = 700..2_500;
 
+/// Both rangecaches are in front of etcd.
+const SIDE_BY_SIDE: [Endpoints; 2] = [Endpoints::Links, Endpoints::Links];
+/// The second rangecache is behind the first one, and falls back to etcd.
+const BEHIND_THE_FIRST: [Endpoints; 2] = [Endpoints::Links, Endpoints::First];
+
 /// Times until responses came from memory again, by fault.
 type Recoveries = BTreeMap<String, Vec<Duration>>;
 
@@ -65,10 +70,15 @@ struct Trial {
 }
 
 impl Trial {
-    async fn start(name: &str, version: Version, etcd_flags: &[&str], seed: u64) -> Self {
+    async fn start(
+        name: &str,
+        version: Version,
+        etcd_flags: &[&str],
+        endpoints: [Endpoints; 2],
+        seed: u64,
+    ) -> Self {
         let folder = folder(name, seed);
-        let links = [Endpoints::Links, Endpoints::Links];
-        let world = World::start(History::new(&folder), version, etcd_flags, links, seed).await;
+        let world = World::start(History::new(&folder), version, etcd_flags, endpoints, seed).await;
         Self::in_world(world, folder, seed).await
     }
 
@@ -133,9 +143,15 @@ impl Trial {
 }
 
 /// Causes random faults of `faults` one after the other for `duration`, then checks the recorded history.
-async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, seed: u64) -> Recoveries {
+async fn run(
+    name: &str,
+    faults: &[(&'static str, Fault)],
+    endpoints: [Endpoints; 2],
+    duration: Duration,
+    seed: u64,
+) -> Recoveries {
     println!("{name}: seed {seed}, {} s", duration.as_secs());
-    let mut trial = Trial::start(name, Version::V3_7, &[], seed).await;
+    let mut trial = Trial::start(name, Version::V3_7, &[], endpoints, seed).await;
     let world = &mut trial.world;
     let began = Instant::now();
     let mut applied = 0;
@@ -203,14 +219,20 @@ fn mix() -> Vec<(&'static str, Fault)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_faults_keep_every_response_linearizable() {
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
-    print(&run("mix", &mix(), Duration::from_secs(60), seed).await);
+    print(&run("mix", &mix(), SIDE_BY_SIDE, Duration::from_secs(60), seed).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_around_a_hub_keep_every_response_linearizable() {
+    let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
+    print(&run("hub", &mix(), BEHIND_THE_FIRST, Duration::from_secs(45), seed).await);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_upgrade_keeps_every_response_linearizable() {
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
     println!("upgrade: seed {seed}");
-    let mut trial = Trial::start("upgrade", upgrade::FROM, &upgrade::ETCD_FLAGS, seed).await;
+    let mut trial = Trial::start("upgrade", upgrade::FROM, &upgrade::ETCD_FLAGS, SIDE_BY_SIDE, seed).await;
     upgrade::upgrade_and_back(&mut trial.world).await;
     let (recoveries, failures) = trial.judge().await;
     print(&recoveries);
@@ -230,14 +252,14 @@ async fn members_replaced_one_by_one_keep_every_response_linearizable() {
     judge::judge_failures(&failures);
 }
 
-/// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; by default all of them run in turn, each for `LINEAR_SECONDS`.
+/// `LINEAR_SCENARIO` names faults, or `mix`, `hub` (one rangecache behind the other) or `calm`; by default all of them run in turn, each for `LINEAR_SECONDS`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run time is set by make linearize"]
 async fn scenarios() {
     let duration = Duration::from_secs(number("LINEAR_SECONDS", 300));
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
     let chosen = std::env::var("LINEAR_SCENARIO").unwrap_or_default();
-    let mut known = vec![("mix", mix()), ("calm", Vec::new())];
+    let mut known = vec![("mix", mix()), ("hub", mix()), ("calm", Vec::new())];
     known.extend(Fault::ALL.map(|fault| (fault.0, vec![fault])));
     let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
     let chosen: Vec<_> = match chosen.as_str() {
@@ -248,7 +270,11 @@ async fn scenarios() {
     for name in chosen {
         let scenario = known.iter().find(|(known, _)| *known == name);
         let (name, faults) = scenario.unwrap_or_else(|| panic!("{name:?} is none of {names:?}"));
-        for (fault, times) in run(name, faults, duration, seed).await {
+        let endpoints = match *name {
+            "hub" => BEHIND_THE_FIRST,
+            _ => SIDE_BY_SIDE,
+        };
+        for (fault, times) in run(name, faults, endpoints, duration, seed).await {
             recoveries.entry(fault).or_default().extend(times);
         }
     }

@@ -60,6 +60,8 @@ pub struct Sidecar {
     endpoints: Endpoints,
     /// Client URLs of the members at the start.
     members: String,
+    /// URL of the first rangecache, if this is another one.
+    first: Option<String>,
 }
 
 /// Source of the endpoints of a rangecache.
@@ -67,6 +69,8 @@ pub struct Sidecar {
 pub enum Endpoints {
     /// Links to the members, for ever.
     Links,
+    /// The first rangecache, and links to the members as its fallback.
+    First,
     /// This file of `--flags-file`, which names the members.
     File(PathBuf),
     /// The members at the start, and then `--endpoints-auto-sync-interval`.
@@ -74,7 +78,13 @@ pub enum Endpoints {
 }
 
 impl Sidecar {
-    async fn new(name: &'static str, cluster: &Cluster, seed: u64, endpoints: Endpoints) -> Self {
+    async fn new(
+        name: &'static str,
+        cluster: &Cluster,
+        seed: u64,
+        endpoints: Endpoints,
+        first: Option<&Sidecar>,
+    ) -> Self {
         let mut links = Vec::new();
         for (n, member) in cluster.members.iter().enumerate() {
             links.push(FaultLink::to(&member.url(), seed.wrapping_mul(100).wrapping_add(n as u64)).await);
@@ -89,6 +99,7 @@ impl Sidecar {
             rangecache: None,
             endpoints,
             members: cluster.endpoints(),
+            first: first.map(|first| first.url.clone()),
         };
         sidecar.start().await;
         sidecar.running().warm().await;
@@ -100,6 +111,8 @@ impl Sidecar {
         let links: Vec<_> = self.links.iter().map(FaultLink::url).collect();
         let builder = match &self.endpoints {
             Endpoints::Links => Rangecache::at(&links.join(",")),
+            Endpoints::First => Rangecache::at(self.first.as_deref().expect("there is another"))
+                .with("--fallback-endpoints", &links.join(",")),
             Endpoints::File(file) => Rangecache::with_flags_file(file),
             Endpoints::Members => Rangecache::at(&self.members).with("--endpoints-auto-sync-interval", "1s"),
         };
@@ -158,10 +171,9 @@ impl World {
         let members: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
         let recorder = Recorder::start(&history, &members, 0, revision);
         let [a, b] = endpoints;
-        let sidecars = vec![
-            Sidecar::new("a", &cluster, seed, a).await,
-            Sidecar::new("b", &cluster, seed + 1, b).await,
-        ];
+        let first = Sidecar::new("a", &cluster, seed, a, None).await;
+        let second = Sidecar::new("b", &cluster, seed + 1, b, Some(&first)).await;
+        let sidecars = vec![first, second];
         let shared = Arc::new(Shared {
             history: history.clone(),
             newest: revision.into(),

@@ -3,8 +3,9 @@
 
 use hyper::Method;
 use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
-use testkit::pb::RangeRequest;
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
 use testkit::roles::{MIRROR, create_users, password, token};
@@ -153,4 +154,64 @@ async fn hub_has_etcd_authorize_the_callers_of_its_leaf() {
         hub.outcomes().await.since(&before[0]).memory_answers() > 0,
         "the hub's memory has answered alice"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_hub_is_replaced_by_the_fallback_until_it_is_back() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let hub = Rangecache::before(&etcd).start().await;
+    let to_hub = FaultLink::to(hub.url(), 1).await;
+    let to_etcd = FaultLink::to(&etcd.url(), 2).await;
+    let leaf = Rangecache::at(to_hub.url())
+        .with("--fallback-endpoints", to_etcd.url())
+        .start()
+        .await;
+    let through = leaf.client().await;
+    let create = WatchCreateRequest {
+        key: PREFIX.into(),
+        range_end: prefix_end(PREFIX.as_bytes()),
+        ..WatchCreateRequest::default()
+    };
+    let mut watch = through.watch(create).await;
+    serves(&leaf, &direct, &through, "the start").await;
+    assert_eq!((to_hub.feeds(), to_etcd.feeds()), (1, 0));
+    to_hub.set(Condition::Cut);
+    until(SOON, "the fallback feeds the leaf", async || {
+        (to_etcd.feeds() == 1).then_some(())
+    })
+    .await;
+    recovers(
+        "the loss of the hub",
+        PREFIX,
+        &direct,
+        &leaf,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
+    to_hub.set(Condition::Normal);
+    let is_back = async || (to_hub.feeds() == 2).then_some(());
+    until(SOON * 2, "the hub feeds the leaf", is_back).await;
+    serves(&leaf, &direct, &through, "the return of the hub").await;
+    let loads = leaf.metrics().await.sum("rangecache_mirror_reloads_total");
+    assert_eq!(loads, 1.0, "the keys were loaded again: {}", leaf.log());
+    let last = format!("{PREFIX}last");
+    let written = direct.put(&last, "v").await.expect("etcd writes");
+    let mut revision = 0;
+    while revision < written {
+        let events = watch
+            .next_as::<WatchResponse>(SOON)
+            .await
+            .expect("the watch goes on")
+            .events;
+        for event in events {
+            let next = event.kv.expect("has a key").mod_revision;
+            assert!(
+                next > revision,
+                "the event of revision {next} came after that of {revision}"
+            );
+            revision = next;
+        }
+    }
 }

@@ -39,7 +39,7 @@ enum Mirrored {
 #[derive(Clone, Copy, PartialEq)]
 enum Tiers {
     One,
-    /// One behind another, its hub.
+    /// Two, of which one is the hub of the other.
     Two,
 }
 

@@ -61,6 +61,7 @@ pub(super) struct ServerCapabilities {
     version: Mutex<Option<Version>>,
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
+    is_hub: AtomicBool,
     /// Number of responses on all connections.
     responses: AtomicU64,
     /// Cancelled once the endpoint is used no more.
@@ -114,9 +115,20 @@ impl ServerCapabilities {
         self.is_emulation.load(Ordering::Relaxed)
     }
 
+    /// Records that the server is another rangecache.
+    pub(super) fn record_hub(&self) {
+        self.is_hub.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the server is known to be another rangecache.
+    pub(super) fn is_hub(&self) -> bool {
+        self.is_hub.load(Ordering::Relaxed)
+    }
+
     /// Records that a connection was opened again: another server may be behind the endpoint.
     pub(super) fn record_reconnected(&self) {
         self.lacks_range_stream.store(false, Ordering::Relaxed);
+        self.is_hub.store(false, Ordering::Relaxed);
     }
 
     /// Records that RangeStream is not implemented; returns whether that is new.

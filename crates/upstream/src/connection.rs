@@ -269,6 +269,7 @@ impl Connection {
         let origin = Origin::of(headers)?;
         headers.remove(HISTORY);
         self.leads_to_hub.store(true, Ordering::Release);
+        self.server.record_hub();
         if let Origin::Proven(proven) = origin {
             let mut known = self.hub_history.lock();
             if known.is_none_or(|known| known.history != proven) {

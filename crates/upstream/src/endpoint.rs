@@ -65,6 +65,8 @@ pub enum EndpointSource {
     Flag,
     /// A member of the cluster has it (`--endpoints-auto-sync-interval`).
     Members,
+    /// `--fallback-endpoints` names it: it is used while none of the others serves.
+    Fallback,
 }
 
 impl EndpointSource {
@@ -74,6 +76,7 @@ impl EndpointSource {
         match self {
             EndpointSource::Flag => "flag",
             EndpointSource::Members => "members",
+            EndpointSource::Fallback => "fallback",
         }
     }
 }
@@ -107,6 +110,8 @@ pub struct EndpointView {
     pub is_avoided: bool,
     /// Error of the last lost or refused connection; empty if there was none.
     pub last_error: String,
+    /// Whether it is another rangecache.
+    pub is_hub: bool,
     /// Why RangeStream is not used on the endpoint.
     pub no_range_stream: Option<NoRangeStream>,
 }
@@ -128,7 +133,7 @@ pub(super) struct ConnectionContext {
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) url: Url,
-    is_from_members: AtomicBool,
+    source: AtomicU8,
     /// Whether it is left as soon as another endpoint serves.
     pub(super) is_leaving: AtomicBool,
     /// Id of the member that has responded last; 0 before.
@@ -164,7 +169,7 @@ impl Endpoint {
             |class: ConnectionClass| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
         Endpoint {
             url,
-            is_from_members: AtomicBool::new(source == EndpointSource::Members),
+            source: AtomicU8::new(source as u8),
             is_leaving: AtomicBool::new(false),
             member_id: AtomicU64::new(0),
             unary: slots(ConnectionClass::Unary),
@@ -196,16 +201,16 @@ impl Endpoint {
     }
 
     pub(super) fn source(&self) -> EndpointSource {
-        if self.is_from_members.load(Ordering::Relaxed) {
-            EndpointSource::Members
-        } else {
-            EndpointSource::Flag
-        }
+        let stored = self.source.load(Ordering::Relaxed);
+        let known = [EndpointSource::Members, EndpointSource::Fallback];
+        let mut known = known.into_iter();
+        known
+            .find(|source| *source as u8 == stored)
+            .unwrap_or(EndpointSource::Flag)
     }
 
     pub(super) fn set_source(&self, source: EndpointSource) {
-        self.is_from_members
-            .store(source == EndpointSource::Members, Ordering::Relaxed);
+        self.source.store(source as u8, Ordering::Relaxed);
     }
 
     /// Whether it is left as soon as another endpoint serves.
@@ -297,9 +302,15 @@ impl Endpoint {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Order of preference: the endpoint with the lowest rank is used.
+    /// Order of preference: the endpoint with the lowest rank is used. A fallback comes behind those that can serve now, and
+    /// before those that cannot.
     pub(super) fn rank(&self) -> u8 {
-        u8::from(self.is_avoided()) + 2 * u8::from(!self.is_healthy())
+        u8::from(self.is_fallback()) + 2 * u8::from(self.is_avoided()) + 4 * u8::from(!self.is_healthy())
+    }
+
+    /// Whether `--fallback-endpoints` names it.
+    pub(super) fn is_fallback(&self) -> bool {
+        self.source() == EndpointSource::Fallback
     }
 
     /// Why a call finds no connection.
@@ -362,6 +373,7 @@ impl Endpoint {
             is_healthy: self.is_healthy(),
             is_avoided: self.is_avoided(),
             last_error: self.recorded_error(),
+            is_hub: self.server.is_hub(),
             no_range_stream: self.server.no_range_stream(),
         }
     }

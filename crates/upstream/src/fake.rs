@@ -29,6 +29,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
 use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
+use etcd_wire::grpc::hub::HISTORY;
 use rangecache_base::net::Url;
 
 /// Response message, or a gRPC code with its message.
@@ -69,6 +70,8 @@ pub struct FakeEtcd {
     pub url: Url,
     /// Connection, path and headers of each call so far.
     pub calls: Calls,
+    /// Metadata by which responses from now on say that they come from another rangecache.
+    pub history: Arc<Mutex<Option<&'static str>>>,
     _stop: DropGuard,
 }
 
@@ -108,17 +111,27 @@ impl FakeEtcd {
         let stopped = stop.clone();
         let calls = Calls::default();
         let seen = Arc::clone(&calls);
+        let history = Arc::<Mutex<_>>::default();
+        let told = Arc::clone(&history);
         let mut connections = 0;
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (scripts, seen) = (scripts.clone(), Arc::clone(&seen));
+                let (scripts, seen, told) = (scripts.clone(), Arc::clone(&seen), Arc::clone(&told));
                 connections += 1;
                 let connection = connections;
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
                     seen.lock().push((connection, path, headers));
-                    answer(scripts.clone(), request)
+                    let (scripts, told) = (scripts.clone(), Arc::clone(&told));
+                    async move {
+                        let mut response = answer(scripts, request).await?;
+                        if let Some(history) = *told.lock() {
+                            let value = HeaderValue::from_static(history);
+                            response.headers_mut().insert(HISTORY, value);
+                        }
+                        Ok::<_, Infallible>(response)
+                    }
                 });
                 let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service);
@@ -128,6 +141,7 @@ impl FakeEtcd {
         FakeEtcd {
             url: format!("http://127.0.0.1:{port}").parse().unwrap(),
             calls,
+            history,
             _stop: stop.drop_guard(),
         }
     }

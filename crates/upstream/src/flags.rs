@@ -26,6 +26,13 @@ pub struct EtcdConfig {
     )]
     pub endpoints: Vec<Url>,
 
+    /// Endpoints that are used while none of --endpoints serves, comma-separated: etcd itself, where --endpoints are other
+    /// rangecaches. Feeds return from them once one of --endpoints has served for 10 seconds
+    ///
+    /// When to change it: `--endpoints` are hubs: name etcd's members here, so that an outage of the hubs is none
+    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    pub fallback_endpoints: Vec<Url>,
+
     /// Domain whose SRV records name the endpoints, in place of --endpoints: _etcd-client-ssl._tcp.DOMAIN for those with
     /// TLS, else _etcd-client._tcp.DOMAIN. They are looked up again every 30 seconds
     ///
@@ -247,6 +254,16 @@ pub enum AccountError {
 }
 
 impl EtcdConfig {
+    /// `--endpoints` and `--fallback-endpoints`.
+    #[must_use]
+    pub fn all_endpoints(&self) -> Vec<Url> {
+        self.endpoints
+            .iter()
+            .chain(&self.fallback_endpoints)
+            .cloned()
+            .collect()
+    }
+
     /// rangecache's own user, if `--user` is given. Reads `--password-file`.
     ///
     /// # Errors

@@ -70,26 +70,26 @@ impl EndpointList {
         self.endpoints.load_full()
     }
 
-    /// Uses `urls` in the place of the endpoints that the flags named before, and returns those that are new.
-    pub(super) fn name(&self, urls: &[Url]) -> Vec<Arc<Endpoint>> {
+    /// Uses `urls` in the place of the endpoints of this `source`, a flag, and returns those that are new.
+    pub(super) fn name(&self, urls: &[Url], source: EndpointSource) -> Vec<Arc<Endpoint>> {
         let _changing = self.changing.lock();
         let before = self.load_full();
         let mut added = Vec::new();
         let mut endpoints = Vec::with_capacity(urls.len());
         for url in urls {
             if let Some(known) = before.iter().find(|endpoint| endpoint.url == *url) {
-                known.set_source(EndpointSource::Flag);
+                known.set_source(source);
                 known.is_leaving.store(false, Ordering::Relaxed);
                 endpoints.push(Arc::clone(known));
             } else {
-                let endpoint = self.create(url, EndpointSource::Flag);
+                let endpoint = self.create(url, source);
                 endpoints.push(Arc::clone(&endpoint));
                 added.push(endpoint);
             }
         }
         let others = before.iter().filter(|endpoint| !urls.contains(&endpoint.url));
         for other in others {
-            if other.source() == EndpointSource::Flag {
+            if other.source() == source {
                 other.is_leaving.store(true, Ordering::Relaxed);
             }
             endpoints.push(Arc::clone(other));
@@ -149,9 +149,13 @@ impl EndpointList {
             .iter()
             .cloned()
             .partition(|endpoint| endpoint.is_leaving());
+        // Those that are preferred are not left for a fallback.
+        let only_fallbacks = leaving.iter().all(|endpoint| endpoint.is_fallback());
+        let replaces =
+            |endpoint: &Arc<Endpoint>| endpoint.serves() && (only_fallbacks || !endpoint.is_fallback());
         let left = if leaving.is_empty() || staying.is_empty() {
             Left::None
-        } else if staying.iter().any(|endpoint| endpoint.serves()) {
+        } else if staying.iter().any(replaces) {
             Left::ForAnother
         } else if leaving.iter().all(|endpoint| !endpoint.is_connected()) {
             Left::WithoutAnother

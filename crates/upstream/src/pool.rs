@@ -18,7 +18,7 @@ use super::class::ConnectionClass;
 use super::clusters::{ClusterOfEndpoint, Clusters};
 use super::connection::{Connection, ReceiveWindow};
 use super::credentials::Credentials;
-use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
+use super::endpoint::{ConnectionContext, Endpoint, EndpointSource, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, GateState, VersionGate};
 use super::list::{EndpointList, Left};
@@ -35,6 +35,13 @@ use rangecache_edge::tls::{Connector, Protocol};
 /// Time for which an endpoint that responds but cannot serve is avoided.
 const AVOID_DURATION: Duration = Duration::from_secs(2);
 
+/// Time for which an endpoint has served before feeds return to it from a fallback.
+const RETURN_AFTER: Duration = Duration::from_secs(10);
+/// Time after the start in which no fallback is used: the others may not be connected yet.
+const FALLBACK_DELAY: Duration = Duration::from_secs(1);
+/// Interval at which a feed of a fallback looks at the others.
+const RETURN_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Calls in flight on the leader, for each on the least busy follower, above which writes are sent to any member.
 const BUSY_LEADER_FACTOR: usize = 2;
 /// Calls in flight on the leader that are never too many.
@@ -46,6 +53,8 @@ pub struct Upstream {
     endpoints: EndpointList,
     /// Held while the lowest version is computed after a change of the list.
     refreshing: Mutex<()>,
+    /// Time from which on fallbacks are used.
+    fallback_from: Instant,
     /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
     next: AtomicUsize,
     context: Arc<ConnectionContext>,
@@ -81,6 +90,7 @@ impl Upstream {
         let upstream = Arc::new(Upstream {
             endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             refreshing: Mutex::new(()),
+            fallback_from: Instant::now() + FALLBACK_DELAY,
             next: AtomicUsize::new(0),
             context,
             may_stream,
@@ -119,7 +129,16 @@ impl Upstream {
     /// Uses `urls` in the place of the endpoints that the flags named before. Those are left as soon as one of `urls`
     /// serves, or when none of them is connected; feeds on them move, and calls on them end in peace.
     pub fn set_endpoints(&self, urls: &[Url]) {
-        for endpoint in self.endpoints.name(urls) {
+        self.name(urls, EndpointSource::Flag);
+    }
+
+    /// Uses `urls` in the place of those that were used before while no other endpoint served.
+    pub fn set_fallback(&self, urls: &[Url]) {
+        self.name(urls, EndpointSource::Fallback);
+    }
+
+    fn name(&self, urls: &[Url], source: EndpointSource) {
+        for endpoint in self.endpoints.name(urls, source) {
             self.context.clusters.add(&endpoint.url);
             endpoint.keep_connected(&self.context);
         }
@@ -203,6 +222,10 @@ impl Upstream {
             if let Some(connection) = self.least_busy(class, |_| true) {
                 return Ok(connection);
             }
+            if self.waits_for_fallbacks(deadline) {
+                let _ = tokio::time::timeout_at(self.fallback_from, connected).await;
+                continue;
+            }
             if tokio::time::timeout_at(deadline, connected).await.is_err() {
                 let causes: Vec<_> = self.list().iter().map(|endpoint| endpoint.last_error()).collect();
                 return Err(NoEndpoint {
@@ -211,6 +234,16 @@ impl Upstream {
                 });
             }
         }
+    }
+
+    /// Whether a fallback is not used yet.
+    fn is_too_early_for(&self, endpoint: &Endpoint) -> bool {
+        endpoint.is_fallback() && Instant::now() < self.fallback_from
+    }
+
+    /// Whether fallbacks may not be used yet, but before `deadline`.
+    fn waits_for_fallbacks(&self, deadline: Instant) -> bool {
+        self.fallback_from < deadline && self.list().iter().any(|endpoint| self.is_too_early_for(endpoint))
     }
 
     /// A live connection of `class`, to `url` if there is one; waits for one until `deadline`.
@@ -249,7 +282,9 @@ impl Upstream {
     /// member.
     fn leader(&self, class: ConnectionClass) -> Option<Arc<Connection>> {
         let endpoints = self.list();
-        let is_leader = |endpoint: &&Arc<Endpoint>| endpoint.role() == Role::Leader && endpoint.rank() == 0;
+        let is_leader = |endpoint: &&Arc<Endpoint>| {
+            endpoint.role() == Role::Leader && endpoint.rank() == 0 && !endpoint.server.is_hub()
+        };
         let leader = endpoints.iter().find(is_leader)?;
         let busy = |endpoint: &Endpoint| -> usize { endpoint.live(class).map(|live| live.in_flight()).sum() };
         let of_others = endpoints
@@ -314,6 +349,9 @@ impl Upstream {
         let endpoints = self.list();
         for offset in 0..endpoints.len() {
             let endpoint = &endpoints[(start + offset) % endpoints.len()];
+            if self.is_too_early_for(endpoint) {
+                continue;
+            }
             let rank = endpoint.rank();
             let live = endpoint.live(class);
             for connection in
@@ -348,6 +386,7 @@ impl Upstream {
         endpoints.sort_by_key(|endpoint| {
             (
                 Some(&endpoint.url) == avoided,
+                self.is_too_early_for(endpoint),
                 endpoint.rank(),
                 endpoint.url != *first.url(),
             )
@@ -436,6 +475,32 @@ impl Upstream {
         let endpoints = self.list();
         let mut others = endpoints.iter().filter(|endpoint| endpoint.url != *url);
         others.any(|endpoint| endpoint.serves())
+    }
+
+    /// Resolves once `url` is a fallback, and an endpoint that is preferred to it has served for [`RETURN_AFTER`]. An endpoint
+    /// that comes and goes would otherwise take every feed with it.
+    pub async fn until_preferred_serves(&self, url: &Url) {
+        let mut serves_since = None;
+        loop {
+            tokio::time::sleep(RETURN_INTERVAL).await;
+            let endpoints = self.list();
+            let is_fallback = endpoints.iter().any(|of| of.url == *url && of.is_fallback());
+            let serves = |endpoint: &Arc<Endpoint>| endpoint.serves() && !endpoint.is_fallback();
+            if is_fallback && endpoints.iter().any(serves) {
+                let since = *serves_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= RETURN_AFTER {
+                    return;
+                }
+            } else {
+                serves_since = None;
+            }
+        }
+    }
+
+    /// Whether an endpoint is known to be another rangecache.
+    #[must_use]
+    pub fn is_behind_hub(&self) -> bool {
+        self.list().iter().any(|endpoint| endpoint.server.is_hub())
     }
 
     /// Number of endpoints that are used.

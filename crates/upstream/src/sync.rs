@@ -38,8 +38,19 @@ pub fn follow_members(upstream: &Arc<Upstream>, interval: Duration) {
 async fn follow(upstream: &Upstream, interval: Duration) {
     let mut warned = BTreeSet::new();
     let mut pause = interval.min(FIRST_PAUSE);
+    let mut warned_of_hub = false;
     loop {
         tokio::time::sleep(pause).await;
+        if upstream.is_behind_hub() {
+            // The members would be used in the place of the hub.
+            if !std::mem::replace(&mut warned_of_hub, true) {
+                tracing::warn!(
+                    "an endpoint is another rangecache: --endpoints-auto-sync-interval has no effect in front of it"
+                );
+            }
+            pause = interval;
+            continue;
+        }
         let found = known_members(upstream).await;
         let endpoints = upstream.endpoints();
         let is_settled = endpoints
@@ -101,7 +112,9 @@ fn outdated<'a>(members: &[Member], endpoints: &'a [EndpointView]) -> Vec<&'a Ur
             .iter()
             .any(|member| member.client_urls.contains(&endpoint.url.to_string()));
         match endpoint.source {
-            EndpointSource::Flag => endpoint.member_id.is_some() && of_member.is_none() && !is_advertised,
+            EndpointSource::Flag | EndpointSource::Fallback => {
+                endpoint.member_id.is_some() && of_member.is_none() && !is_advertised
+            }
             EndpointSource::Members => !is_advertised,
         }
     };

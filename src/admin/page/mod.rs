@@ -312,6 +312,7 @@ mod tests {
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 source: "flag",
+                is_hub: false,
                 is_leaving: false,
                 version: None,
                 role: "no_leader",

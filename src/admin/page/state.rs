@@ -168,6 +168,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
         ("good", "healthy")
     };
     let role = match endpoint.role {
+        _ if endpoint.is_hub => "another rangecache",
         "no_leader" => "knows no leader",
         "unknown" => "not known",
         role => role,
@@ -179,6 +180,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
             @if !endpoint.is_connected { p { (endpoint.last_error) } }
             dl {
                 @if endpoint.source == EndpointSource::Members.as_str() { (pair("found by", "--endpoints-auto-sync-interval")) }
+                @if endpoint.source == EndpointSource::Fallback.as_str() { (pair("used", "while no other endpoint serves")) }
                 (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
                 (pair("role", role))
                 (pair("connections", &connections))
@@ -345,6 +347,7 @@ mod tests {
         let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
+            is_hub: false,
             is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",

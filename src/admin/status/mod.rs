@@ -218,6 +218,7 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
     EndpointStatus {
         url: view.url.to_string(),
         source: view.source.as_str(),
+        is_hub: view.is_hub,
         is_leaving: view.is_leaving,
         version: view.version.map(|version| version.to_string()),
         role: match view.role {

@@ -245,8 +245,10 @@ pub(crate) struct Stretch {
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointStatus {
     pub(crate) url: String,
-    /// `flag` or `members`.
+    /// `flag`, `members` or `fallback`.
     pub(crate) source: &'static str,
+    /// The endpoint is another rangecache.
+    pub(crate) is_hub: bool,
     /// The endpoint is left as soon as another one serves.
     pub(crate) is_leaving: bool,
     pub(crate) version: Option<String>,

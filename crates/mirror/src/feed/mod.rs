@@ -90,6 +90,9 @@ impl Feed<'_> {
                 Err(end) => end,
             },
             () = feeding.upstream.until_left_out(feeding.connection) => feeding.another_history(&before, 0),
+            () = feeding.upstream.until_preferred_serves(feeding.connection.url()) => {
+                FeedEnd::Lost("an endpoint serves again that is preferred to this fallback".into())
+            }
             () = feeding.connection.until_removed() => FeedEnd::Lost("its endpoint is used no more".into()),
         }
     }

@@ -23,6 +23,8 @@ struct Bench {
     freshness: Arc<Freshness>,
     checks: mpsc::UnboundedReceiver<Held>,
     replaced: Arc<AtomicUsize>,
+    /// Number of comparisons of contents.
+    compared: Arc<AtomicUsize>,
     /// Number of the next statuses that come from another member, which lags.
     lagging_statuses: Arc<AtomicU64>,
     /// Raft index in the fake etcd's status.
@@ -83,6 +85,8 @@ async fn bench_with(slow_round: Duration) -> Bench {
     );
     let replaced = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&replaced);
+    let compared = Arc::new(AtomicUsize::new(0));
+    let comparisons = Arc::clone(&compared);
     let compacted = Arc::new(Mutex::new(Vec::new()));
     let cluster_state = Arc::new(ClusterState::default());
     let (found, state) = (Arc::clone(&compacted), Arc::clone(&cluster_state));
@@ -94,8 +98,10 @@ async fn bench_with(slow_round: Duration) -> Bench {
             state.note_compacted(history, revision);
             found.lock().push(revision);
         }),
-        continues: Box::new(|connection, history| {
-            connection.set_history(history.number());
+        continues: Box::new(move |connection, history| {
+            comparisons.fetch_add(1, Ordering::SeqCst);
+            let of_hub = connection.proven_by_hub().map(|proven| proven.history);
+            connection.set_history(history.number(), of_hub);
             Box::pin(std::future::ready(true))
         }),
     };
@@ -114,6 +120,7 @@ async fn bench_with(slow_round: Duration) -> Bench {
         freshness,
         checks,
         replaced,
+        compared,
         raft_index,
         lagging_statuses,
         compacted,
@@ -210,6 +217,31 @@ async fn lower_revision_or_term_or_another_cluster_is_reported_as_replaced_histo
         assert_eq!(read.await.unwrap(), expected, "{header:?}");
     }
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn check_at_a_hub_needs_its_proof_and_a_comparison_in_each_of_its_histories() {
+    let mut bench = bench().await;
+    for (history, expected, comparisons) in [
+        ("0a", Err(Reason::CheckFailed), 0),
+        ("0a.1", Ok(10), 1),
+        ("0a.1", Ok(10), 1),
+        ("0a", Err(Reason::CheckFailed), 1),
+        ("0a.1", Ok(10), 1),
+        ("0a.2", Ok(10), 2),
+        ("0b.2", Ok(10), 3),
+    ] {
+        *bench.etcd.history.lock() = Some(history);
+        let read = bench.read();
+        bench.check().await.answer(fake::range_at(1, 10, 2));
+        let compared = || bench.compared.load(Ordering::SeqCst);
+        assert_eq!(
+            (read.await.unwrap(), compared()),
+            (expected, comparisons),
+            "{history}"
+        );
+    }
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 0);
 }
 
 /// A member that has installed a snapshot and applied no entry since reports an old term.
