@@ -22,7 +22,7 @@ Examples:
   cargo bench --bench suite -- gap                           what does a reload after a compaction cost?
   cargo bench --bench suite -- writes                        what do writes to the leader save?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
-  cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
+  cargo bench --bench suite -- fleet                         1 to 32 rangecaches before one etcd, and behind a hub
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
   cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
   cargo bench --bench suite -- instructions --baseline ./old what does a change cost, whatever else runs here?

@@ -18,9 +18,12 @@ use crate::report::{Report, Row, Unit};
 use crate::targets::{Kind, Setup};
 use crate::usage::CpuSample;
 
-const SIDECARS: [usize; 3] = [1, 4, 16];
+const SIDECARS: [usize; 4] = [1, 4, 16, 32];
 const PUTS_PER_SECOND: u32 = 200;
+/// Reads through each rangecache, as long as all together are not more than [`GETS_PER_SECOND`].
 const GETS_PER_SECOND_EACH: u32 = 500;
+/// Reads that leave capacity on two cores.
+const GETS_PER_SECOND: u32 = 2_000;
 const BLOCK: Duration = Duration::from_secs(4);
 
 /// Measures each fleet size, round by round, with and without the rangecaches: in front of etcd, and behind a hub.
@@ -42,6 +45,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
         .flat_map(|count| [(count, false), (count, true)])
     {
         let (mut idle, mut reading) = (Series::new(), Series::new());
+        let per_second = GETS_PER_SECOND_EACH.min(GETS_PER_SECOND / u32::try_from(count)?);
         for round in 0..suite.args.rounds {
             progress(&format!("{}, round {}", fleet(count, is_behind_hub), round + 1));
             let mut direct = Vec::new();
@@ -50,7 +54,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
             }
             let block = drive(&setup, &[], &etcd, &direct, &gets, 0).await?;
             idle.entry(Kind::Direct).or_default().push(block);
-            let block = drive(&setup, &[], &etcd, &direct, &gets, GETS_PER_SECOND_EACH).await?;
+            let block = drive(&setup, &[], &etcd, &direct, &gets, per_second).await?;
             reading.entry(Kind::Direct).or_default().push(block);
             let (mut sidecars, mut through) = (Vec::new(), Vec::new());
             let hub = match is_behind_hub {
@@ -67,7 +71,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
             }
             let block = drive(&setup, &sidecars, &etcd, &through, &gets, 0).await?;
             idle.entry(Kind::Rangecache).or_default().push(block);
-            let block = drive(&setup, &sidecars, &etcd, &through, &gets, GETS_PER_SECOND_EACH).await?;
+            let block = drive(&setup, &sidecars, &etcd, &through, &gets, per_second).await?;
             reading.entry(Kind::Rangecache).or_default().push(block);
         }
         report.rows.extend(rows(count, is_behind_hub, idle, reading));

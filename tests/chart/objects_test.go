@@ -177,6 +177,13 @@ func TestNetworkPolicy(t *testing.T) {
 	if !slices.Equal(ports, []string{"12379", "2379"}) {
 		t.Errorf("etcd's ports: %q", ports)
 	}
+	hub := renderMode(t, "deployment", "--set", "etcd.endpoints={http://hub:23790},etcd.fallbackEndpoints={https://a:2379,https://b:2379}")
+	if ports := hub.policy.Spec.Egress[0].Ports; len(ports) != 2 {
+		t.Errorf("ports of hub and etcd: %v", ports)
+	}
+	if args := hub.proxy.Spec.Containers[0].Args; !slices.Contains(args, "--fallback-endpoints=https://a:2379,https://b:2379") {
+		t.Errorf("%q", args)
+	}
 	if from := policy.Ingress[0].From; len(from) != 1 || from[0].PodSelector.MatchLabels["app"] != "kube-apiserver" {
 		t.Errorf("clients: %v", from)
 	}

@@ -382,14 +382,23 @@ func TestProbeSettings(t *testing.T) {
 // TestSpread checks that constraints count the Deployment's pods, and that the operator's replace the chart's.
 func TestSpread(t *testing.T) {
 	zone := "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule,topologySpreadConstraints[0].topologyKey="
-	for want, args := range map[string][]string{
-		"kubernetes.io/hostname":      nil,
-		"topology.kubernetes.io/zone": {"--set", zone + "topology.kubernetes.io/zone"},
+	for _, c := range []struct {
+		args []string
+		keys []string
+	}{
+		{nil, []string{"topology.kubernetes.io/zone", "kubernetes.io/hostname"}},
+		{[]string{"--set", zone + "example.com/rack"}, []string{"example.com/rack"}},
 	} {
-		o := renderMode(t, "deployment", args...)
-		spread := o.proxy.Spec.TopologySpreadConstraints
-		if len(spread) != 1 || spread[0].TopologyKey != want || !reflect.DeepEqual(spread[0].LabelSelector, o.deployment.Spec.Selector) {
-			t.Errorf("%q: %v", want, spread)
+		o := renderMode(t, "deployment", c.args...)
+		var keys []string
+		for _, spread := range o.proxy.Spec.TopologySpreadConstraints {
+			keys = append(keys, spread.TopologyKey)
+			if !reflect.DeepEqual(spread.LabelSelector, o.deployment.Spec.Selector) {
+				t.Errorf("%v", spread)
+			}
+		}
+		if !slices.Equal(keys, c.keys) {
+			t.Errorf("%q: %q", c.args, keys)
 		}
 	}
 	own := renderMode(t, "deployment", "--set", zone+"x,topologySpreadConstraints[0].labelSelector.matchLabels.a=b").proxy.Spec.TopologySpreadConstraints

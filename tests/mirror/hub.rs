@@ -1,5 +1,5 @@
 //! Rangecaches whose endpoint is another rangecache, their hub: memory answers with a proof of the hub, and what a hub cannot
-//! prove is never believed.
+//! prove is never accepted.
 
 use hyper::Method;
 use testkit::etcd::{Cluster, Etcd, Version};
@@ -203,7 +203,7 @@ async fn lost_hub_is_replaced_by_the_fallback_until_it_is_back() {
         let events = watch
             .next_as::<WatchResponse>(SOON)
             .await
-            .expect("the watch goes on")
+            .expect("the watch continues")
             .events;
         for event in events {
             let next = event.kv.expect("has a key").mod_revision;

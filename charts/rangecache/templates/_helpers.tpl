@@ -163,11 +163,16 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
   | toJson -}}
 {{- end -}}
 
+{{- /* The endpoints with those of the fallback. */ -}}
+{{- define "rangecache.allEndpoints" -}}
+{{- join "," (concat (list (include "rangecache.endpoints" .)) .Values.etcd.fallbackEndpoints) -}}
+{{- end -}}
+
 {{- define "rangecache.etcdTls" -}}
-{{- $https := contains "https://" (include "rangecache.endpoints" .) -}}
+{{- $https := contains "https://" (include "rangecache.allEndpoints" .) -}}
 {{- $tls := include "rangecache.tls" (dict "root" . "side" "etcd" "kubeadm" "healthcheck-client" "useKubeadm" $https) -}}
 {{- if and $https (eq (fromJson $tls).kind "none") -}}
-{{- fail "etcd.endpoints has https:// URLs: set etcd.tls.secretName (keys ca.crt, tls.crt, tls.key) or etcd.tls.hostPath" -}}
+{{- fail "etcd.endpoints or etcd.fallbackEndpoints has https:// URLs: set etcd.tls.secretName (keys ca.crt, tls.crt, tls.key) or etcd.tls.hostPath" -}}
 {{- end -}}
 {{- $tls -}}
 {{- end -}}

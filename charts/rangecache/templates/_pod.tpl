@@ -237,6 +237,9 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- fail "listener.crlFile revokes clients' certificates: it needs listener.tls and listener.clientCertAuth" }}
 {{- end }}
 - --endpoints={{ include "rangecache.endpoints" . }}
+{{- with .Values.etcd.fallbackEndpoints }}
+- --fallback-endpoints={{ join "," . }}
+{{- end }}
 {{- if ne $etcd.kind "none" }}
 - --cacert=/etc/rangecache/etcd/{{ $etcd.ca }}
 - --cert=/etc/rangecache/etcd/{{ $etcd.cert }}

@@ -146,12 +146,13 @@ fn pinned(probe: &Probe<'_>) -> Option<(i64, Bytes)> {
     (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
-/// Raft index of one member.
+/// Raft index of one member; not asked for at a hub, where the hub compares raft logs.
 async fn raft_index(upstream: &Upstream) -> Option<u64> {
     let connection = upstream
         .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
         .await
-        .ok()?;
+        .ok()
+        .filter(|connection| !connection.leads_to_hub())?;
     let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.member_status());
     Some(status.await.ok()?.ok()?.raft_index)
 }

@@ -70,8 +70,8 @@ pub async fn anonymous_check(
     Ok((response.into_inner().header, origin))
 }
 
-/// Whether a read of `key` alone, of its newest state or at a past revision, has the shape of [`anonymous_check`]. Nobody else
-/// has a reason to read that key, and a hub answers it by a quorum check of its own.
+/// Whether `key` is the one that quorum checks read. No client has a reason to read it, so that a hub answers reads of it by
+/// checks of its own.
 #[must_use]
 pub fn is_check_key(key: &[u8]) -> bool {
     key == CHECK_KEY

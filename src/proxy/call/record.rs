@@ -73,7 +73,7 @@ pub(in crate::proxy) struct CallRecord {
     pub(in crate::proxy) is_list: bool,
     /// Whether the client asks what answers a read.
     explains: bool,
-    /// Whether the client is another rangecache, which is told by the response where it comes from.
+    /// Whether the client is another rangecache, to which responses tell where they come from.
     is_of_rangecache: bool,
     /// The history that a quorum check for the read has shown.
     history: Option<HistoryId>,

@@ -1,6 +1,6 @@
 //! Quorum checks of other rangecaches whose endpoint this process is (its leaves). They join the checks that reads of this
 //! process wait for, so that many leaves cost etcd no more checks than one: a check is answered by one that was sent after it
-//! had arrived (I2 holds through both). No mirror has to hold the key, which nobody writes.
+//! had arrived (I2 holds through both). No mirror has to hold the key, which no client writes.
 
 use super::answer::MemoryAnswer;
 use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
