@@ -425,6 +425,10 @@ impl Freshness {
             let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match attempted {
+                // The first response has shown that the endpoint is a hub.
+                Ok(Ok((_, _, None))) if matches!(caller, CheckCaller::Authenticated(_)) => {
+                    return Err(Reason::BehindHub.into());
+                }
                 Ok(Ok((_, _, None))) => {
                     self.upstream.avoid(connection.url());
                     without_proof += 1;
@@ -566,7 +570,7 @@ impl LogComparison {
 
 /// What has to be compared after a check: the raft index of the member that has answered it, at the first check on the
 /// connection and if the header leaves it open. A hub has compared raft logs itself: in a history that it has not proven on this
-/// connection before, the contents have to be compared. `None` if a hub has proven nothing.
+/// connection before, the contents have to be compared. `None` if a hub has not proven its history of now.
 ///
 /// # Errors
 /// The status of the request for a raft index.
@@ -579,14 +583,15 @@ async fn compare_log(
     Ok(match checked.origin {
         Some(Origin::Hub) => None,
         Some(Origin::Proven(history)) => {
-            let is_last = connection
-                .proven_by_hub()
-                .is_some_and(|last| last.history == history);
-            Some(LogComparison {
+            let last = connection.proven_by_hub().map(|proven| proven.history);
+            // Another response has shown a later history of the hub meanwhile.
+            (last == Some(history)).then_some(LogComparison {
                 raft_index: None,
-                is_first: !(is_known && is_last),
+                is_first: !is_known,
             })
         }
+        // A balancer leads to hubs and to members of etcd.
+        None if connection.leads_to_hub() => None,
         None if is_known && !before.needs_raft_index(&checked.header) => Some(LogComparison::KNOWN),
         None => {
             let position = Position::of(connection, checked.header).await?;
