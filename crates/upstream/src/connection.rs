@@ -251,6 +251,23 @@ impl Connection {
         }
     }
 
+    /// Since when each quorum check on the connection has shown one history: since it was opened, or since a hub has first proven
+    /// the history that it has proven last.
+    #[must_use]
+    pub fn history_since(&self) -> Instant {
+        self.proven_by_hub()
+            .map_or_else(|| self.opened(), |proven| proven.since)
+    }
+
+    /// Since when nothing has shown that the history behind the connection has changed: since it was opened, unless a hub has
+    /// proven another one since.
+    #[must_use]
+    pub fn unchanged_since(&self) -> Instant {
+        self.proven_by_hub()
+            .filter(|proven| !proven.is_first)
+            .map_or(self.opened, |proven| proven.since)
+    }
+
     /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
     #[must_use]
     pub fn leads_to_hub(&self) -> bool {

@@ -199,7 +199,7 @@ impl FetchPage for PageCalls {
         let response = message.and_then(|message| RangeResponse::decode(message).ok());
         match response {
             Some(response) if data.first() == Some(&0) => {
-                let opened = in_flight.connection().opened();
+                let opened = in_flight.connection().unchanged_since();
                 Ok(PageResponse::Page(
                     response,
                     data.len() as u64,

@@ -159,7 +159,7 @@ impl EtcdStream {
                     failed => return failed.into(),
                 };
                 let connection = sent.in_flight.connection();
-                let is_early = opened_by.is_none_or(|latest| connection.opened() <= latest);
+                let is_early = opened_by.is_none_or(|latest| connection.history_since() <= latest);
                 if is_early && mirrors.is_of_history(connection, of, true).await {
                     Opened::Response(sent)
                 } else {

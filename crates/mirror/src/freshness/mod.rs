@@ -405,11 +405,7 @@ impl Freshness {
                 history,
                 at,
                 sent: before.began(),
-                // A check at a hub shows that the hub's history is the one that its former check has shown.
-                connection_opened: match connection.proven_by_hub() {
-                    Some(proven) => proven.since,
-                    None => connection.opened(),
-                },
+                connection_opened: connection.history_since(),
             };
             faults::trip(Fault::Check);
             let attempt = async {
