@@ -41,6 +41,8 @@ async fn follow(upstream: &Upstream, interval: Duration) {
     let mut warned_of_hub = false;
     loop {
         tokio::time::sleep(pause).await;
+        // Before the look at the endpoints: the response shows whether it comes from a hub.
+        let found = known_members(upstream).await;
         if upstream.is_behind_hub() {
             // The members would be used in the place of the hub.
             if !std::mem::replace(&mut warned_of_hub, true) {
@@ -51,7 +53,6 @@ async fn follow(upstream: &Upstream, interval: Duration) {
             pause = interval;
             continue;
         }
-        let found = known_members(upstream).await;
         let endpoints = upstream.endpoints();
         let is_settled = endpoints
             .iter()
