@@ -24,6 +24,34 @@ async fn serves(leaf: &Rangecache, direct: &Client, through: &Client, after: &st
     recovers(after, PREFIX, direct, leaf, through, Reads::MustSucceed).await;
 }
 
+/// An etcd, a hub in front of it, and a leaf of the hub.
+struct Scene {
+    direct: Client,
+    through: Client,
+    leaf: Rangecache,
+    hub: Rangecache,
+    _etcd: Etcd,
+}
+
+impl Scene {
+    /// Starts all of them, and waits until the leaf answers from memory.
+    async fn start() -> Scene {
+        let etcd = Etcd::start(Version::V3_7).await;
+        let direct = etcd.client().await;
+        let hub = Rangecache::before(&etcd).start().await;
+        let leaf = Rangecache::at(hub.url()).start().await;
+        let through = leaf.client().await;
+        serves(&leaf, &direct, &through, "the start").await;
+        Scene {
+            direct,
+            through,
+            leaf,
+            hub,
+            _etcd: etcd,
+        }
+    }
+}
+
 /// Quorum reads of all members that have begun.
 async fn reads_of(members: &[Etcd]) -> f64 {
     let mut reads = 0.0;
@@ -86,12 +114,13 @@ async fn leaf_of_a_hub_before_three_members_answers_from_memory_and_is_not_seen_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_hub_cannot_prove_is_not_answered_by_its_leaf() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    let direct = etcd.client().await;
-    let hub = Rangecache::before(&etcd).start().await;
-    let leaf = Rangecache::at(hub.url()).start().await;
-    let through = leaf.client().await;
-    serves(&leaf, &direct, &through, "the start").await;
+    let Scene {
+        direct,
+        leaf,
+        hub,
+        through,
+        ..
+    } = &Scene::start().await;
     hub.forward_all(Method::POST).await;
     let before = leaf.outcomes().await;
     for turn in 0..20 {
@@ -103,17 +132,12 @@ async fn what_a_hub_cannot_prove_is_not_answered_by_its_leaf() {
     let outcomes = leaf.outcomes_since(&before, 20).await;
     assert_eq!(outcomes.memory_answers(), 0, "{outcomes:?}");
     hub.forward_all(Method::DELETE).await;
-    serves(&leaf, &direct, &through, "memory of the hub is on again").await;
+    serves(leaf, direct, through, "memory of the hub is on again").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_around_the_cache_reaches_etcd_through_a_hub() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    let direct = etcd.client().await;
-    let hub = Rangecache::before(&etcd).start().await;
-    let leaf = Rangecache::at(hub.url()).start().await;
-    let through = leaf.client().await;
-    serves(&leaf, &direct, &through, "the start").await;
+    let Scene { hub, through, .. } = &Scene::start().await;
     let around = through.with_metadata("rangecache-bypass", "true");
     around.range(&RangeRequest::one(PREFIX)).await.expect("is read");
     let bypassed = until(SOON, "the hub counts the read", async || {

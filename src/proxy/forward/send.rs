@@ -122,7 +122,9 @@ impl Attempts {
         let Some((mut parts, body)) = self.next.take() else {
             return Ok(None);
         };
-        set_bypass(&mut parts.headers, self.bypasses && connection.leads_to_hub());
+        if self.bypasses {
+            set_bypass(&mut parts.headers, connection.leads_to_hub());
+        }
         let outgoing = match body {
             RequestBody::Once(outgoing) => outgoing,
             RequestBody::Read(message) => {

@@ -65,7 +65,7 @@ impl<'a> ReadAttempt<'a> {
     /// # Errors
     /// Reason for which there is no proof or no answer.
     pub(super) async fn answer_checked(&mut self) -> Result<MemoryAnswer, Reason> {
-        match self.check(0).await {
+        match check(self.proxy, self.record, self.deadlines, 0).await {
             Ok(Proof { header, history, .. }) => {
                 self.answer_at_or_above(history, header.revision, Basis::Proof)
                     .await
@@ -80,7 +80,8 @@ impl<'a> ReadAttempt<'a> {
     /// # Errors
     /// Reason for which there is no proof or no answer.
     pub(super) async fn answer_checked_past(&mut self) -> Result<MemoryAnswer, Reason> {
-        let proof = match self.check(self.request.query.revision).await {
+        let revision = self.request.query.revision;
+        let proof = match check(self.proxy, self.record, self.deadlines, revision).await {
             Ok(proof) => proof,
             Err(unproven) => return answer_unproven(unproven),
         };
@@ -89,15 +90,6 @@ impl<'a> ReadAttempt<'a> {
             return Err(Reason::Auth);
         }
         self.answer_past(proof).await
-    }
-
-    /// Waits for a quorum check that is sent after this call, and returns its proof for a read at `revision`, or of the
-    /// newest state if that is 0.
-    ///
-    /// # Errors
-    /// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
-    async fn check(&mut self, revision: i64) -> Result<Proof, Unproven> {
-        check(self.proxy, self.record, self.deadlines, revision).await
     }
 
     /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
