@@ -72,7 +72,7 @@ linearize: tools linearizer rust-present ## Check linearizability under faults; 
 	  $(CARGO) test --locked --test linearizability -- --ignored --nocapture scenarios
 
 .PHONY: simulate
-simulate: rust-present ## Simulate rangecache with a model of etcd; options: JOB=mixed or restores, SEEDS=10000 FIRST_SEED=0, or SEED=1234 with its trace
+simulate: rust-present ## Simulate rangecache with a model of etcd; options: JOB=mixed, restores or hubs, SEEDS=10000 FIRST_SEED=0, or SEED=1234 with its trace
 	JOB='$(JOB)' SEEDS='$(SEEDS)' FIRST_SEED='$(FIRST_SEED)' SEED='$(SEED)' \
 	  $(CARGO) test --locked --profile simulate --test simulation -- --ignored --exact --nocapture chosen_seeds
 

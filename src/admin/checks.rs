@@ -497,6 +497,7 @@ mod tests {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
             is_hub: false,
+            behind_hub: None,
             is_leaving: false,
             version: None,
             role: "follower",

@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use metrics::SpanMetrics;
-use rangecache_base::instance;
+use rangecache_base::instance::Instance;
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::trace::{Span, Tracer};
 use rangecache_edge::tls;
@@ -205,7 +205,10 @@ fn resource(service: Option<&str>) -> Resource {
     let known = Resource::builder_empty()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
         .with_service_name("rangecache")
-        .with_attribute(KeyValue::new("service.instance.id", instance::id()))
+        .with_attribute(KeyValue::new(
+            "service.instance.id",
+            Instance::of_process().id().to_owned(),
+        ))
         .with_attribute(KeyValue::new(
             "host.name",
             host.nodename().to_string_lossy().into_owned(),

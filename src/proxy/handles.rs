@@ -27,6 +27,7 @@ use rangecache_edge::limits::{
     LimitsConfig, OpenConnections, Turns,
 };
 use rangecache_mirror::Mirrors;
+use rangecache_mirror::history::Auth;
 use rangecache_upstream::Upstream;
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
@@ -148,9 +149,11 @@ impl Drop for Client {
 
 impl Proxy {
     /// Whether a read that memory cannot answer for `reason` is refused. KEP-2340's rule: as many reads as a mirror
-    /// answers could be more than etcd can.
+    /// answers could be more than etcd can. With etcd's auth on, a hub has to answer all of them, and can.
     pub(super) fn refuses_reads(&self, reason: Reason) -> bool {
-        reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail
+        let is_left_to_hub =
+            || self.mirrors.cluster_state.auth() == Auth::On && self.forward.upstream.is_behind_hub();
+        reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !is_left_to_hub()
     }
 
     /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
@@ -188,7 +191,7 @@ impl Proxy {
             client_limits(flags.clients),
             &telemetry.metrics,
         );
-        let telemetry = &Arc::new(ProxyTelemetry::new(telemetry));
+        let telemetry = &Arc::new(ProxyTelemetry::new(telemetry, upstream.credentials().instance()));
         let metrics = &telemetry.metrics;
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),

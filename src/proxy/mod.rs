@@ -20,7 +20,7 @@
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `metrics` declares what calls are counted by; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
 //! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
-//! stopped reading; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end;
+//! stopped reading; `leaf_health` answers health checks of rangecaches behind this one; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end;
 //! `flags` are the flags of forwarded reads and of watches.
 //!
 //! This room imports `mirror`, `upstream`, `server` (its flags), `cache`, `keyspace`, `grpc`, `limits` and `telemetry`; `serve` uses
@@ -36,6 +36,7 @@ pub(crate) mod fuzzing;
 mod gateway;
 mod handles;
 mod idle;
+mod leaf_health;
 mod members;
 pub mod metrics;
 mod read;

@@ -12,7 +12,6 @@ use super::response::{ResponseBody, status_response};
 use etcd_wire::grpc::head::MAX_FIELDS;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Status, is_read_only};
-use rangecache_base::instance;
 use rangecache_base::net::Transport;
 use rangecache_edge::browser::{is_of_a_browser, set_cors};
 use rangecache_edge::limits::ClientAccount;
@@ -24,7 +23,8 @@ pub(super) fn refuse_unwanted(
     request: &Request<Incoming>,
     transport: Transport,
 ) -> Option<Response<ResponseBody>> {
-    if head.fields.is_of_rangecache && instance::has_passed(request.headers()) {
+    let instance = proxy.forward.upstream.credentials().instance();
+    if head.fields.is_of_rangecache && instance.has_passed(request.headers()) {
         return Some(refuse_loop(proxy, head, request));
     }
     if let Err(refusal) = proxy.browser.check(request, transport) {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::call::{CallHead, CallRecord};
 use super::forward::{Upgrade, forward_call, forward_http1, without_share};
 use super::handles::{Access, Client};
+use super::leaf_health::answer_leaf_health;
 use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
@@ -202,6 +203,10 @@ async fn route(
     if let Some(advertised) = &proxy.advertised
         && let Some(response) = advertised.response(&request, &proxy.mirrors.cluster_state)
     {
+        record.set_source(Source::Memory);
+        return Ok(response);
+    }
+    if let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request) {
         record.set_source(Source::Memory);
         return Ok(response);
     }

@@ -62,7 +62,7 @@ impl Metrics {
         self.0.get(&name).copied().unwrap_or_default()
     }
 
-    pub(crate) fn outcomes(&self) -> Outcomes {
+    pub fn outcomes(&self) -> Outcomes {
         self.outcomes_of("rangecache_range_total")
     }
 

@@ -2,6 +2,7 @@
 //! prove is never accepted.
 
 use hyper::Method;
+use serde_json::Value;
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
@@ -30,7 +31,7 @@ struct Scene {
     through: Client,
     leaf: Rangecache,
     hub: Rangecache,
-    _etcd: Etcd,
+    etcd: Etcd,
 }
 
 impl Scene {
@@ -47,9 +48,15 @@ impl Scene {
             through,
             leaf,
             hub,
-            _etcd: etcd,
+            etcd,
         }
     }
+}
+
+/// The endpoint of a leaf, as `/status` describes it.
+async fn endpoint_of(leaf: &Rangecache) -> Value {
+    let status: Value = serde_json::from_str(&leaf.admin("/status").await.body).expect("is JSON");
+    status["endpoints"][0].clone()
 }
 
 /// Quorum reads of all members that have begun.
@@ -149,6 +156,83 @@ async fn read_around_the_cache_reaches_etcd_through_a_hub() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn health_checks_of_leaves_are_answered_by_the_hub_and_those_of_clients_by_etcd() {
+    let Scene {
+        hub,
+        leaf,
+        through,
+        etcd,
+        ..
+    } = &Scene::start().await;
+    let checks = async |from: &str| {
+        let metrics = hub.metrics().await;
+        let of_checks = metrics.0.iter().filter(|(sample, _)| {
+            sample.starts_with("rangecache_calls_total{")
+                && sample.contains(r#"grpc_method="Check""#)
+                && sample.contains(from)
+        });
+        of_checks.map(|(_, calls)| calls).sum::<f64>()
+    };
+    let before = checks(r#"from="memory""#).await;
+    until(SOON, "the hub answers ten checks of its leaf", async || {
+        (checks(r#"from="memory""#).await >= before + 10.0).then_some(())
+    })
+    .await;
+    assert_eq!(
+        checks(r#"from="etcd""#).await,
+        0.0,
+        "the leaf's checks reach etcd"
+    );
+    let reply = through.reply("/grpc.health.v1.Health/Check", &()).await;
+    assert_eq!(reply.expect("a response").status().code, 0, "etcd is healthy");
+    until(SOON, "etcd answers the check of a client", async || {
+        (checks(r#"from="etcd""#).await == 1.0).then_some(())
+    })
+    .await;
+    let endpoint = endpoint_of(leaf).await;
+    assert_eq!(
+        (&endpoint["is_hub"], endpoint["behind_hub"].as_str()),
+        (&true.into(), Some(etcd.url().as_str())),
+        "{endpoint}"
+    );
+    etcd.pause();
+    until(SOON, "the leaf has seen that etcd does not respond", async || {
+        let endpoint = endpoint_of(leaf).await;
+        (endpoint["is_healthy"] == false && endpoint["behind_hub"].is_null()).then_some(())
+    })
+    .await;
+    etcd.resume();
+    until(SOON, "the leaf has seen that etcd responds", async || {
+        (endpoint_of(leaf).await["is_healthy"] == true).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaf_follows_its_hub_to_a_cluster_that_was_restored_under_another_id() {
+    let Scene {
+        direct,
+        leaf,
+        through,
+        mut etcd,
+        hub: _hub,
+    } = Scene::start().await;
+    let snapshot = etcd.save_snapshot().await;
+    for turn in 0..20 {
+        let lost = format!("{PREFIX}lost/{turn}");
+        direct.put(&lost, "v").await.expect("etcd writes");
+    }
+    serves(&leaf, &direct, &through, "the writes that will be lost").await;
+    etcd.restore(&snapshot, "another", &[]);
+    etcd.run();
+    etcd.ready().await;
+    let direct = etcd.client().await;
+    recovers("a restore", PREFIX, &direct, &leaf, &through, Reads::MayFail).await;
+    let (expected, got) = (direct.get(PREFIX).await, through.get(PREFIX).await);
+    assert_eq!(got, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hub_has_etcd_authorize_the_callers_of_its_leaf() {
     let etcd = Etcd::start(Version::V3_7).await;
     let root = create_users(&etcd).await;
@@ -178,6 +262,28 @@ async fn hub_has_etcd_authorize_the_callers_of_its_leaf() {
         hub.outcomes().await.since(&before[0]).memory_answers() > 0,
         "the hub's memory has answered alice"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaf_that_its_hub_proves_nothing_to_refuses_no_read_as_behind() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = create_users(&etcd).await;
+    root.put("/a/007", "here").await.expect("etcd writes");
+    let user = format!("{MIRROR}:{}", password(MIRROR));
+    let hub = Rangecache::before(&etcd).with("--user", &user);
+    // The leaf wants more than that.
+    let hub = hub.with("--cache-prefix", "/a/").start().await;
+    let leaf = Rangecache::at(hub.url()).with("--user", &user);
+    let leaf = leaf.with("--when-behind", "fail").start_cold().await;
+    until(SOON, "the leaf has tried to load", async || {
+        leaf.log().contains("proves nothing").then_some(())
+    })
+    .await;
+    let direct = etcd.client().await;
+    let token = token(&direct, "alice").await;
+    let through = leaf.client().await.with_metadata("token", &token);
+    let read = through.range(&RangeRequest::one("/a/007")).await;
+    assert_eq!(read.expect("is read").kvs.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

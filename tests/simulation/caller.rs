@@ -49,7 +49,7 @@ pub fn key(number: usize) -> String {
 pub async fn connect(authority: &str) -> Option<Client> {
     let url = format!("http://{authority}");
     if authority == proxy::AUTHORITY {
-        return Client::over(proxy::connect().ok()?, &url).await.ok();
+        return Client::over(proxy::connect(authority).ok()?, &url).await.ok();
     }
     let stream = simulated::connect(authority).expect("a simulated network").ok()?;
     Client::over(stream, &url).await.ok()

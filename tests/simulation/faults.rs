@@ -9,6 +9,7 @@ use crate::auth::Auth;
 use crate::caller::{HALVES, PREFIX};
 use crate::chance::Chance;
 use crate::cluster::{MEMBERS, Member, State};
+use crate::hub::Tiers;
 use crate::members::From;
 use crate::proxy::Rangecache;
 use crate::restore::restore;
@@ -48,6 +49,12 @@ pub enum Fault {
     RestoreInLoad,
     /// Users gain or lose rights, or all tokens become invalid.
     RightsChanged,
+    /// A hub cannot be reached.
+    HubDown,
+    /// Connections to a hub stay open, but nothing arrives on them, in neither direction.
+    HubSilent,
+    /// A hub is stopped, and started again.
+    HubRestarted,
 }
 
 impl Fault {
@@ -72,6 +79,9 @@ impl Fault {
         Fault::RestoreInLoad,
     ];
 
+    /// Faults of what lies between a rangecache and the members.
+    const OF_HUBS: [Fault; 3] = [Fault::HubDown, Fault::HubSilent, Fault::HubRestarted];
+
     /// Faults that are combined with replaced histories.
     const WITH_RESTORES: [Fault; 12] = [
         Fault::ConnectionsCut,
@@ -93,6 +103,7 @@ impl Fault {
         let mut kinds = match job {
             Job::Mixed => Self::ALL.to_vec(),
             Job::Restores => Self::WITH_RESTORES.to_vec(),
+            Job::Hubs => [&Self::ALL[..], &Self::OF_HUBS].concat(),
         };
         let may_restore = chance.one_in(3);
         kinds.retain(|kind| match kind {
@@ -119,8 +130,9 @@ impl Fault {
     }
 
     /// Causes the fault, and returns once it is over. Returns false if rangecache did not stop.
-    pub async fn apply(self, world: &World, rangecache: &Rangecache) -> bool {
+    pub async fn apply(self, world: &World, tiers: &Tiers) -> bool {
         let chance = &world.chance;
+        let rangecache = tiers.any(chance);
         let member = chance.below(MEMBERS);
         let (cluster, members) = (&world.cluster, &world.members);
         let set = |set: &dyn Fn(&mut Member)| cluster.change(|state| set(&mut state.members[member]));
@@ -256,6 +268,22 @@ impl Fault {
                         change(&|auth| auth.mirror_reads = true);
                     }
                 }
+            }
+            Fault::HubDown => {
+                let network = &tiers.any_hub(chance).network;
+                network.set_down(true);
+                sleep(longer()).await;
+                network.set_down(false);
+            }
+            Fault::HubSilent => {
+                let network = &tiers.any_hub(chance).network;
+                network.set_silent(true);
+                sleep(longer()).await;
+                network.set_silent(false);
+            }
+            Fault::HubRestarted => {
+                let hub = &tiers.any_hub(chance).rangecache;
+                return hub.restart(chance.millis(0..3_000)).await;
             }
         }
         true

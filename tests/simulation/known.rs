@@ -83,15 +83,18 @@ pub struct Known {
     histories: Mutex<Vec<KnownHistory>>,
     /// Age up to which rangecache may answer while no member does.
     serve_stale: Duration,
+    /// Whether hubs answer for members. A local read may then be of the memory of any of them, as of any member.
+    has_hubs: bool,
     violations: Mutex<Vec<String>>,
 }
 
 impl Known {
-    pub fn new(cluster: &Arc<Cluster>, serve_stale: Duration) -> Arc<Self> {
+    pub fn new(cluster: &Arc<Cluster>, serve_stale: Duration, has_hubs: bool) -> Arc<Self> {
         Arc::new(Self {
             cluster: Arc::clone(cluster),
             histories: Mutex::default(),
             serve_stale,
+            has_hubs,
             violations: Mutex::default(),
         })
     }
@@ -214,6 +217,7 @@ impl Known {
         if read.bypasses && is_from_memory {
             self.violation(format!("memory answers: {read:?}"));
         }
+        let is_from_memory = is_from_memory && !self.has_hubs;
         self.judge_read_right(begin, read, response, age, is_from_memory);
         let least = match (age, read.max_staleness, request.serializable) {
             // Rounded down.
@@ -295,6 +299,8 @@ impl Known {
             Some(_) => begin.least_applied,
             // Later if etcd was restored.
             None if !begin.is_of_first_history() => return,
+            // Another hub than the one that has enabled it learns it within a second, too.
+            None if self.has_hubs => return,
             None if is_from_memory => begin.floor.auth_enabled,
             None => begin.floor.auth_enabled.min(begin.least_applied),
         };

@@ -19,6 +19,7 @@ mod closed_on_exit;
 mod cluster;
 mod executions;
 mod faults;
+mod hub;
 mod known;
 mod kv;
 mod link;
@@ -43,8 +44,10 @@ use std::time::Duration;
 
 use seeds::Job;
 
-/// Seeds of each job that `make test` simulates.
+/// Seeds of each job in front of members that `make test` simulates.
 const SEEDS: u64 = 300;
+/// Seeds behind hubs, each of which takes twice as long.
+const HUB_SEEDS: u64 = 150;
 /// After this time of a processor a simulation counts as hung: time is paused, and does not advance while a task is ready.
 const HUNG: Duration = Duration::from_secs(60);
 /// After this time of the clock it counts as hung, too: no task is ready, and none waits for time.
@@ -85,8 +88,18 @@ fn every_seed_keeps_the_rules_while_histories_are_replaced() {
 }
 
 #[test]
+fn every_seed_keeps_the_rules_behind_hubs() {
+    simulate(Job::Hubs, 0, HUB_SEEDS, false);
+}
+
+#[test]
 fn seed_is_replayed_bit_by_bit() {
-    for (job, seed) in [(Job::Mixed, 1), (Job::Mixed, 1234), (Job::Restores, 7)] {
+    for (job, seed) in [
+        (Job::Mixed, 1),
+        (Job::Mixed, 1234),
+        (Job::Restores, 7),
+        (Job::Hubs, 3),
+    ] {
         let results = [0, 1].map(|_| seeds::run(job, seed, false).result.expect("a result"));
         assert_eq!(results[0], results[1], "seed {seed} of {}", job.name());
     }

@@ -2,6 +2,7 @@
 //! starts it again, and changes its prefixes while it runs.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,15 +33,69 @@ pub const AUTHORITY: &str = "rangecache:2379";
 const ENDED_TIMEOUT: Duration = Duration::from_secs(60);
 
 thread_local! {
-    /// Cancelled when the process of rangecache exits that runs on this thread.
-    static EXITED: RefCell<CancellationToken> = RefCell::default();
+    /// By the address of each rangecache of this thread: cancelled when its process exits.
+    static EXITED: RefCell<BTreeMap<String, CancellationToken>> = RefCell::default();
 }
 
-/// Connects to the rangecache of this thread; its connections end with its process.
-pub fn connect() -> io::Result<ClosedOnExit<DuplexStream>> {
-    let stream = simulated::connect(AUTHORITY).expect("a simulated network")?;
-    let exited = EXITED.with_borrow(CancellationToken::clone);
-    Ok(ClosedOnExit::new(stream, exited))
+/// Connects to the rangecache at this address; its connections end with its process.
+pub fn connect(authority: &str) -> io::Result<ClosedOnExit<DuplexStream>> {
+    let stream = simulated::connect(authority).expect("a simulated network")?;
+    let exited = EXITED.with_borrow(|exited| exited.get(authority).cloned());
+    Ok(ClosedOnExit::new(stream, exited.unwrap_or_default()))
+}
+
+/// Place of a rangecache: its address, and what is behind it.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its address.
+    pub authority: String,
+    /// `--endpoints`.
+    endpoints: Vec<String>,
+    /// `--fallback-endpoints`.
+    fallbacks: Vec<String>,
+}
+
+impl Place {
+    /// In front of all members, where clients are.
+    pub fn before_members() -> Place {
+        Place {
+            authority: AUTHORITY.to_owned(),
+            endpoints: Self::members(),
+            fallbacks: Vec::new(),
+        }
+    }
+
+    /// A hub in front of all members.
+    pub fn hub(number: usize) -> Place {
+        Place {
+            authority: format!("hub-process-{number}:2379"),
+            ..Self::before_members()
+        }
+    }
+
+    /// The place of clients, in front of this many hubs, with or without the members as fallbacks.
+    pub fn before_hubs(hubs: usize, has_fallbacks: bool) -> Place {
+        Place {
+            authority: AUTHORITY.to_owned(),
+            endpoints: (0..hubs).map(Self::authority_of_hub).collect(),
+            fallbacks: if has_fallbacks {
+                Self::members()
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    /// Address of a hub for other rangecaches.
+    pub fn authority_of_hub(number: usize) -> String {
+        format!("hub-{number}:2379")
+    }
+
+    fn members() -> Vec<String> {
+        (0..MEMBERS)
+            .map(|member| From::Rangecache.authority(member))
+            .collect()
+    }
 }
 
 /// Settings of the rangecache that a seed chooses.
@@ -135,12 +190,36 @@ impl Settings {
         }
     }
 
-    /// The configuration in front of all members, with `prefixes`.
-    fn config(&self, prefixes: &[&str]) -> Config {
-        let listen = format!("--listen-client-urls=http://{AUTHORITY}");
-        let members = (0..MEMBERS).map(|member| format!("http://{}", From::Rangecache.authority(member)));
-        let endpoints = format!("--endpoints={}", members.collect::<Vec<_>>().join(","));
-        let own = ["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
+    /// Random settings of a hub of a rangecache with these.
+    pub fn as_hub(&self, chance: &Chance) -> Self {
+        loop {
+            let hub = Self::random(chance);
+            if hub.has_auth == self.has_auth {
+                return hub;
+            }
+        }
+    }
+
+    /// Settings without those of which a rangecache behind a hub is not judged: age tells of members, which the network hides.
+    pub fn behind_hub(mut self) -> Self {
+        self.flags.retain(|flag| !flag.starts_with("--serve-stale"));
+        self.serve_stale = Duration::ZERO;
+        self
+    }
+
+    /// The configuration at `place`, with `prefixes`.
+    fn config(&self, place: &Place, prefixes: &[&str]) -> Config {
+        let listen = format!("--listen-client-urls=http://{}", place.authority);
+        let urls = |authorities: &[String]| {
+            let urls = authorities.iter().map(|authority| format!("http://{authority}"));
+            urls.collect::<Vec<_>>().join(",")
+        };
+        let endpoints = format!("--endpoints={}", urls(&place.endpoints));
+        let fallbacks = format!("--fallback-endpoints={}", urls(&place.fallbacks));
+        let mut own = vec!["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
+        if !place.fallbacks.is_empty() {
+            own.push(&fallbacks);
+        }
         let prefixes: Vec<_> = prefixes
             .iter()
             .map(|prefix| format!("--cache-prefix={prefix}"))
@@ -155,18 +234,30 @@ impl Settings {
 
 /// A rangecache that runs.
 pub struct Rangecache {
+    place: Place,
     settings: Settings,
     process: Mutex<Option<Process>>,
 }
 
 impl Rangecache {
-    /// Starts it.
+    /// Starts it where clients are, in front of all members.
     pub async fn start(settings: Settings) -> Self {
-        let process = Process::start(&settings).await;
+        Self::start_at(Place::before_members(), settings).await
+    }
+
+    /// Starts it at `place`.
+    pub async fn start_at(place: Place, settings: Settings) -> Self {
+        let process = Process::start(&place, &settings).await;
         Self {
+            place,
             settings,
             process: Mutex::new(Some(process)),
         }
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
     }
 
     /// Stops it, waits up to `drain_timeout` for calls in flight, and starts it again. Returns whether every task had ended.
@@ -176,14 +267,14 @@ impl Rangecache {
             Some(process) => process.stop(drain_timeout).await,
             None => true,
         };
-        let process = Process::start(&self.settings).await;
+        let process = Process::start(&self.place, &self.settings).await;
         *self.process.lock() = Some(process);
         has_ended
     }
 
     /// Reloads it with other prefixes than those of its start.
     pub async fn reload(&self, prefixes: &[&str]) {
-        let config = self.settings.config(prefixes);
+        let config = self.settings.config(&self.place, prefixes);
         let running = self.process.lock().as_ref().map(|process| {
             let Assembly { live, mirrors, .. } = &process.assembly;
             (live.clone(), Arc::clone(mirrors))
@@ -220,6 +311,11 @@ impl Rangecache {
         testkit::metrics::Metrics::parse(&text.unwrap_or_default())
     }
 
+    /// Number of reads that its memory has answered.
+    pub fn memory_answers(&self) -> u64 {
+        self.metrics().outcomes().memory_answers()
+    }
+
     /// Stops it. Returns whether all of its tasks have ended.
     pub async fn stop(self) -> bool {
         match self.process.into_inner() {
@@ -236,10 +332,10 @@ struct Process {
 }
 
 impl Process {
-    async fn start(settings: &Settings) -> Self {
+    async fn start(place: &Place, settings: &Settings) -> Self {
         let exited = CancellationToken::new();
-        EXITED.set(exited.clone());
-        let config = settings.config(&settings.prefixes);
+        EXITED.with_borrow_mut(|of| of.insert(place.authority.clone(), exited.clone()));
+        let config = settings.config(place, &settings.prefixes);
         let files = Files::open(&config).expect("no files");
         let assembly = Assembly::start(&config, Vec::new(), files).expect("no files");
         let listen = &config.listen;

@@ -27,22 +27,25 @@ pub enum Job {
     Mixed,
     /// Histories are replaced above all, several times in each simulation.
     Restores,
+    /// All kinds, and those of hubs, through two tiers of rangecaches.
+    Hubs,
 }
 
 impl Job {
-    pub const ALL: [Job; 2] = [Job::Mixed, Job::Restores];
+    pub const ALL: [Job; 3] = [Job::Mixed, Job::Restores, Job::Hubs];
 
     pub fn name(self) -> &'static str {
         match self {
             Job::Mixed => "mixed",
             Job::Restores => "restores",
+            Job::Hubs => "hubs",
         }
     }
 
     /// The job of this name.
     pub fn named(name: &str) -> Self {
         let found = Self::ALL.into_iter().find(|job| job.name() == name);
-        found.unwrap_or_else(|| panic!("no job {name}; jobs: mixed, restores"))
+        found.unwrap_or_else(|| panic!("no job {name}; jobs: mixed, restores, hubs"))
     }
 }
 

@@ -16,10 +16,11 @@ use crate::caller::{Caller, HALVES, KEYS, authenticated, connect, key, write_las
 use crate::chance::Chance;
 use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::faults::Fault;
+use crate::hub::{Hub, Tiers};
 use crate::known::Known;
 use crate::members::{From, Members};
 use crate::memory;
-use crate::proxy::{self, Rangecache, Settings};
+use crate::proxy::{self, Place, Rangecache, Settings};
 use crate::read::Read;
 use crate::seeds::Job;
 use crate::store::Change;
@@ -32,8 +33,8 @@ const PAGE_KEYS: i64 = 2;
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 /// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
 const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
-/// Bound on the time until watches have got the last writes. With `--shadow` it is the recovery bound: a watch that etcd serves
-/// may be at the stuck member until memory serves everything.
+/// Bound on the time until watches have got the last writes. With `--shadow`, and with users behind hubs, it is the recovery bound: a
+/// watch that etcd serves may be at the stuck member until memory serves everything.
 const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The parts that faults change.
@@ -93,15 +94,18 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     let version = if chance.one_in(3) { "3.6.14" } else { "3.7.3" };
     let trace = trace::CURRENT.get_or_init(|| Trace::new(prints)).clone();
     let world = World::new(seed, version, buffer_bytes, &trace);
-    let settings = Settings::random(&world.chance);
+    let mut settings = Settings::random(&world.chance);
+    if job == Job::Hubs {
+        settings = settings.behind_hub();
+    }
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
     let kinds = Fault::kinds(job, settings.has_auth, &world.chance);
     // Clients write one half of the keys alone, so that a mirror of the other half gets no events.
     let is_quiet = world.chance.one_in(3);
     trace.line(format!("faults: {kinds:?}, quiet: {is_quiet}"));
-    let known = Known::new(&world.cluster, settings.serve_stale);
+    let known = Known::new(&world.cluster, settings.serve_stale, job == Job::Hubs);
     fill(&world, settings.has_auth);
-    let rangecache = Rangecache::start(settings.clone()).await;
+    let tiers = start(job, &world, &settings).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
     let watched = Arc::new(Watched::default());
@@ -148,16 +152,17 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             chance: Chance::new(seed, 20 + number),
             has_long_keys: settings.is_watch_memory_small(),
             user: settings.user(&world.chance),
-            last_writes_timeout: match settings.is_shadowed {
-                true => SHADOWED_RECOVERY_TIMEOUT,
-                false => LAST_WRITES_TIMEOUT,
+            last_writes_timeout: if settings.is_shadowed || (job == Job::Hubs && settings.has_auth) {
+                SHADOWED_RECOVERY_TIMEOUT
+            } else {
+                LAST_WRITES_TIMEOUT
             },
         };
         watchers.spawn(watcher.run(stop.clone()));
     }
     for _ in 0..1 + world.chance.below(5) {
-        cause_fault(&world, &rangecache, &known, &kinds).await;
-        memory::judge(&known, &settings, &rangecache);
+        cause_fault(&world, &tiers, &known, &kinds).await;
+        memory::judge(&known, &settings, &tiers.front);
     }
     let stuck = world.chance.one_in(3).then(|| world.chance.below(MEMBERS));
     world.heal(stuck);
@@ -168,20 +173,48 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     while let Some(ended) = clients.join_next().await {
         ended.expect("no client panics");
     }
-    end(&world, &settings, &known, &watched).await;
+    end(&world, &tiers, &settings, &known, &watched).await;
     world.heal(None);
     while let Some(ended) = watchers.join_next().await {
         ended.expect("no watch client panics");
     }
     judge_watches(&world, &known, &watched);
-    memory::judge_end(&known, &settings, &rangecache).await;
-    if !rangecache.stop().await {
+    memory::judge_end(&known, &settings, &tiers.front).await;
+    if !tiers.stop().await {
         known.violation("rangecache does not stop");
     }
     Outcome {
         violations: known.violations(),
         millis: trace.millis(),
         trace,
+    }
+}
+
+/// Starts the rangecaches of `job`; the one that clients use has these settings.
+async fn start(job: Job, world: &World, settings: &Settings) -> Tiers {
+    if job != Job::Hubs {
+        return Tiers {
+            front: Rangecache::start(settings.clone()).await,
+            hubs: Vec::new(),
+        };
+    }
+    let chance = &world.chance;
+    let hubs = Hub::start_some(chance, settings).await;
+    let has_fallbacks = chance.one_in(3);
+    for hub in &hubs {
+        world
+            .cluster
+            .trace
+            .line(format!("a hub: {:?}", hub.rangecache.settings()));
+    }
+    world
+        .cluster
+        .trace
+        .line(format!("members are fallbacks: {has_fallbacks}"));
+    let place = Place::before_hubs(hubs.len(), has_fallbacks);
+    Tiers {
+        front: Rangecache::start_at(place, settings.clone()).await,
+        hubs,
     }
 }
 
@@ -219,19 +252,20 @@ fn fill(world: &World, has_auth: bool) {
 }
 
 /// Causes a fault of one of `kinds` after a while, and waits until it is over.
-async fn cause_fault(world: &World, rangecache: &Rangecache, known: &Known, kinds: &[Fault]) {
+async fn cause_fault(world: &World, tiers: &Tiers, known: &Known, kinds: &[Fault]) {
     let (chance, trace) = (&world.chance, &world.cluster.trace);
     sleep(chance.millis(0..2_000)).await;
     let fault = kinds[chance.below(kinds.len())];
     trace.line(format!("fault: {fault:?}"));
-    if !fault.apply(world, rangecache).await {
+    if !fault.apply(world, tiers).await {
         known.violation("rangecache does not stop");
     }
     trace.line(format!("fault is over: {fault:?}"));
 }
 
-/// Writes to every key, and waits until memory has served each half of the result.
-async fn end(world: &World, settings: &Settings, known: &Known, watched: &Watched) {
+/// Writes to every key, and waits until memory has served each half of the result: that of the front, unless a hub has to ask for
+/// the rights of each caller.
+async fn end(world: &World, tiers: &Tiers, settings: &Settings, known: &Known, watched: &Watched) {
     let timeout = if settings.is_shadowed {
         SHADOWED_RECOVERY_TIMEOUT
     } else {
@@ -255,12 +289,15 @@ async fn end(world: &World, settings: &Settings, known: &Known, watched: &Watche
         for half in unserved {
             let begin = known.begin_as(From::Rangecache, identity);
             let reads = world.cluster.reads.load(Ordering::Relaxed);
+            let of_front = tiers.front.memory_answers();
             let read = Read::new(RangeRequest::prefix(half));
             let response = client.range(&read.request).await;
             if let Ok(response) = &response {
                 known.judge_read(&begin, &read, response, None);
             }
-            if response.is_err() || world.cluster.reads.load(Ordering::Relaxed) != reads {
+            let is_of_front = settings.has_auth || tiers.front.memory_answers() > of_front;
+            let is_of_member = world.cluster.reads.load(Ordering::Relaxed) != reads;
+            if response.is_err() || is_of_member || !is_of_front {
                 still_unserved.push(half);
             }
         }

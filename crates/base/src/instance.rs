@@ -16,21 +16,37 @@ static ID: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("rangecache"))
 });
 
-/// The identity as text.
-#[must_use]
-pub fn id() -> &'static str {
-    ID.to_str().unwrap_or_default()
-}
+/// Identity of a rangecache.
+#[derive(Clone, Debug)]
+pub struct Instance(HeaderValue);
 
-/// Adds this process to those that a request to etcd has passed.
-pub fn sign(headers: &mut HeaderMap) {
-    headers.append(HEADER, ID.clone());
-}
+impl Instance {
+    /// That of this process; in a simulated network each is another one, because many rangecaches share the process.
+    #[must_use]
+    pub fn of_process() -> Instance {
+        #[cfg(debug_assertions)]
+        if let Some(number) = crate::simulated::next_instance() {
+            return Instance(HeaderValue::from(number));
+        }
+        Instance(ID.clone())
+    }
 
-/// Whether a client's request has passed this process before.
-#[must_use]
-pub fn has_passed(headers: &HeaderMap) -> bool {
-    headers.get_all(HEADER).iter().any(|id| id == *ID)
+    /// The identity as text.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        self.0.to_str().unwrap_or_default()
+    }
+
+    /// Adds the identity to those that a request to etcd has passed.
+    pub fn sign(&self, headers: &mut HeaderMap) {
+        headers.append(HEADER, self.0.clone());
+    }
+
+    /// Whether a client's request has passed this rangecache before.
+    #[must_use]
+    pub fn has_passed(&self, headers: &HeaderMap) -> bool {
+        headers.get_all(HEADER).iter().any(|id| id == self.0)
+    }
 }
 
 #[cfg(test)]
@@ -41,10 +57,11 @@ mod tests {
     fn own_requests_are_recognized_among_those_of_others() {
         let mut headers = HeaderMap::new();
         headers.append(HEADER, HeaderValue::from_static("another"));
-        assert!(!has_passed(&headers));
-        sign(&mut headers);
-        assert!(has_passed(&headers));
+        let own = Instance::of_process();
+        assert!(!own.has_passed(&headers));
+        own.sign(&mut headers);
+        assert!(own.has_passed(&headers));
         assert_eq!(headers.get_all(HEADER).iter().count(), 2);
-        assert_eq!(ID.len(), 32);
+        assert_eq!(own.id().len(), 32);
     }
 }

@@ -19,6 +19,8 @@ mod hosts {
         /// Bytes that one direction of a connection buffers.
         buffer_bytes: usize,
         max_page_keys: i64,
+        /// Number of identities that rangecaches of the network have taken.
+        instances: u32,
         listeners: BTreeMap<String, mpsc::Sender<DuplexStream>>,
     }
 
@@ -33,6 +35,7 @@ mod hosts {
             *network = Some(Network {
                 buffer_bytes,
                 max_page_keys,
+                instances: 0,
                 listeners: BTreeMap::new(),
             });
         });
@@ -42,6 +45,16 @@ mod hosts {
     #[must_use]
     pub fn max_page_keys() -> Option<i64> {
         NETWORK.with_borrow(|network| network.as_ref().map(|network| network.max_page_keys))
+    }
+
+    /// Identity of one more rangecache. `None` if this thread has no simulated network.
+    #[must_use]
+    pub fn next_instance() -> Option<u32> {
+        NETWORK.with_borrow_mut(|network| {
+            let instances = &mut network.as_mut()?.instances;
+            *instances += 1;
+            Some(*instances)
+        })
     }
 
     /// Listens at `authority`, a host with a port, until the receiver is dropped. `None` if this thread has no simulated
@@ -77,4 +90,4 @@ mod hosts {
 }
 
 #[cfg(debug_assertions)]
-pub use hosts::{begin, connect, listen, max_page_keys};
+pub use hosts::{begin, connect, listen, max_page_keys, next_instance};

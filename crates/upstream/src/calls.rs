@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use tokio::sync::mpsc;
 use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
@@ -19,12 +19,12 @@ use etcd_wire::etcdserverpb::{
     Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
     WatchCreateRequest, WatchRequest,
 };
-use etcd_wire::grpc::fields::BYPASS;
-use etcd_wire::grpc::hub::{HubHistory, Origin};
+use etcd_wire::grpc::fields::{BYPASS, HEALTH};
+use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS, HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
-use etcd_wire::grpc_health::HealthCheckRequest;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use etcd_wire::grpc_health::health_client::HealthClient;
+use etcd_wire::grpc_health::{HealthCheckRequest, HealthCheckResponse};
 
 /// Key that quorum checks read. It need not exist: only the header of the response matters.
 const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
@@ -81,15 +81,19 @@ pub fn is_check_key(key: &[u8]) -> bool {
 /// has sent before was of that history, too, if an earlier check has shown the same one: histories do not come back.
 ///
 /// # Errors
-/// etcd's status; `Unavailable` if the hub has not proven its history.
+/// etcd's status; `Unavailable` if the hub has not proven its history, as while etcd's auth is on.
 pub async fn hub_check(connection: &Arc<Connection>) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
     let checking = anonymous_check(connection, 0, MetadataMap::new());
     let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
     let checked =
         checked.map_err(|_| tonic::Status::deadline_exceeded("no response to a quorum check in time"))?;
-    match checked? {
-        (Some(header), Some(Origin::Proven(history))) => Ok((header, history)),
-        _ => Err(tonic::Status::unavailable(
+    match checked {
+        Ok((Some(header), Some(Origin::Proven(proof)))) => Ok((header, proof.history)),
+        Err(status) if is_refusal(&status) => Err(tonic::Status::unavailable(
+            "while etcd's auth is on, another rangecache proves nothing: reads are forwarded to it",
+        )),
+        Err(status) => Err(status),
+        Ok(_) => Err(tonic::Status::unavailable(
             "the rangecache behind the connection has not proven its history",
         )),
     }
@@ -98,7 +102,7 @@ pub async fn hub_check(connection: &Arc<Connection>) -> Result<(ResponseHeader, 
 /// A request with `message` that etcd answers, also if `connection` leads to a hub with a memory of its own.
 pub fn around_hubs<T>(connection: &Connection, message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
-    if connection.leads_to_hub() {
+    if connection.may_lead_to_hub() {
         request
             .metadata_mut()
             .insert(BYPASS.0, MetadataValue::from_static("true"));
@@ -253,9 +257,63 @@ pub async fn check_read_permission(
 
 /// Whether gRPC's health service reports that the member serves; a server without the service counts as serving.
 pub async fn is_serving(connection: &Arc<Connection>) -> bool {
+    is_healthy_response(&health_check(connection, MetadataMap::new()).await)
+}
+
+/// What a health check of an endpoint has shown.
+#[derive(Debug)]
+pub(super) struct EndpointHealth {
+    /// The member behind it serves, or the rangecache does.
+    pub(super) is_serving: bool,
+    /// What the rangecache behind it leads to, if it has answered by itself: it does so only while one of its endpoints serves,
+    /// votes and knows a leader.
+    pub(super) behind_hub: Option<BehindHub>,
+}
+
+/// What a rangecache says about the etcd behind it.
+#[derive(Debug)]
+pub(super) struct BehindHub {
+    /// The URLs of its endpoints, separated by commas.
+    pub(super) endpoints: String,
+    /// Id of the cluster.
+    pub(super) cluster_id: u64,
+}
+
+impl BehindHub {
+    fn of(metadata: &MetadataMap) -> Option<BehindHub> {
+        let text = |name: &HeaderName| metadata.get(name.as_str())?.to_str().ok();
+        Some(BehindHub {
+            endpoints: text(&ENDPOINTS)?.to_owned(),
+            cluster_id: u64::from_str_radix(text(&CLUSTER)?, 16).ok()?,
+        })
+    }
+}
+
+/// Health of the endpoint itself: another rangecache answers for the members behind it.
+pub(super) async fn endpoint_health(connection: &Arc<Connection>) -> EndpointHealth {
+    let mut metadata = MetadataMap::new();
+    metadata.insert(HEALTH.0, MetadataValue::from_static("true"));
+    let response = health_check(connection, metadata).await;
+    EndpointHealth {
+        is_serving: is_healthy_response(&response),
+        behind_hub: response
+            .ok()
+            .and_then(|response| BehindHub::of(response.metadata())),
+    }
+}
+
+async fn health_check(
+    connection: &Arc<Connection>,
+    metadata: MetadataMap,
+) -> Result<tonic::Response<HealthCheckResponse>, tonic::Status> {
     let (channel, origin) = connection.channel();
-    let mut client = HealthClient::with_origin(channel, origin);
-    match client.check(HealthCheckRequest::default()).await {
+    let mut request = tonic::Request::new(HealthCheckRequest::default());
+    *request.metadata_mut() = metadata;
+    HealthClient::with_origin(channel, origin).check(request).await
+}
+
+fn is_healthy_response(response: &Result<tonic::Response<HealthCheckResponse>, tonic::Status>) -> bool {
+    match response {
         Ok(response) => response.get_ref().status() == ServingStatus::Serving,
         // With auth on, and behind a proxy that does not know the service: a response shows that the member is there.
         Err(status) => matches!(
@@ -315,7 +373,55 @@ pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: 
 
 #[cfg(test)]
 mod tests {
+    use rangecache_edge::tls::Connector;
+    use tokio::time::Instant;
+    use tokio_util::task::TaskTracker;
+
     use super::*;
+    use crate::connection::open_once;
+    use crate::credentials::Credentials;
+    use crate::fake::FakeEtcd;
+    use crate::testing::SOON;
+
+    /// A server, and a connection to it on which no call was made.
+    async fn connected() -> (FakeEtcd, Arc<Connection>) {
+        let server = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
+        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+        let tasks = TaskTracker::new();
+        let deadline = Instant::now() + SOON;
+        let opening = open_once(&connector, &server.url, &credentials, &tasks, deadline);
+        let connection = opening.await.unwrap().0;
+        (server, connection)
+    }
+
+    #[tokio::test]
+    async fn read_around_hubs_is_marked_until_the_peer_is_known_to_be_etcd() {
+        let (server, connection) = connected().await;
+        let is_marked = || around_hubs(&connection, ()).metadata().contains_key(BYPASS.0);
+        assert!(is_marked(), "no response");
+        is_serving(&connection).await;
+        assert!(!is_marked(), "a response of etcd");
+        *server.history.lock() = Some("0a");
+        is_serving(&connection).await;
+        assert!(is_marked(), "a response of a hub");
+    }
+
+    #[tokio::test]
+    async fn history_behind_a_hub_is_as_old_as_the_youngest_connection_that_has_shown_it() {
+        let (server, connection) = connected().await;
+        let since = async |value| {
+            *server.history.lock() = Some(value);
+            is_serving(&connection).await;
+            connection.history_since()
+        };
+        let began = Instant::now();
+        let first = since("0a.1.3600000").await;
+        assert!(first < began, "the hub has checked on it for an hour");
+        let second = since("0a.1.0").await;
+        assert!(second >= began, "it is new");
+        assert_eq!(since("0a.1.3600000").await, second);
+        assert!(since("0a.2.3600000").await >= second, "another history");
+    }
 
     #[test]
     fn identity_of_a_caller_has_nothing_that_addresses_rangecache() {

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::calls::BehindHub;
 use super::gates::{self, EndpointReport};
 use super::version::Version;
 
@@ -62,6 +63,10 @@ pub(super) struct ServerCapabilities {
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
     is_hub: AtomicBool,
+    /// What the rangecache says that has answered the last health check by itself.
+    behind_hub: Mutex<Option<BehindHub>>,
+    /// Id of the cluster that a hub has told last; 0 before.
+    cluster_of_hub: AtomicU64,
     /// Number of responses on all connections.
     responses: AtomicU64,
     /// Cancelled once the endpoint is used no more.
@@ -125,10 +130,30 @@ impl ServerCapabilities {
         self.is_hub.load(Ordering::Relaxed)
     }
 
+    /// Records what a hub leads to; `None` if the last health check was not answered by one.
+    pub(super) fn record_behind_hub(&self, behind: Option<BehindHub>) {
+        if let Some(behind) = &behind {
+            self.cluster_of_hub.store(behind.cluster_id, Ordering::Release);
+        }
+        *self.behind_hub.lock() = behind;
+    }
+
+    /// The URLs to which the hub leads, separated by commas, if it serves.
+    pub(super) fn behind_hub(&self) -> Option<String> {
+        let behind = self.behind_hub.lock();
+        behind.as_ref().map(|behind| behind.endpoints.clone())
+    }
+
+    /// Id of the cluster behind a hub.
+    pub(super) fn cluster_of_hub(&self) -> Option<u64> {
+        Some(self.cluster_of_hub.load(Ordering::Acquire)).filter(|id| *id != 0)
+    }
+
     /// Records that a connection was opened again: another server may be behind the endpoint.
     pub(super) fn record_reconnected(&self) {
         self.lacks_range_stream.store(false, Ordering::Relaxed);
         self.is_hub.store(false, Ordering::Relaxed);
+        *self.behind_hub.lock() = None;
     }
 
     /// Records that RangeStream is not implemented; returns whether that is new.

@@ -95,15 +95,38 @@ impl Default for Clusters {
 impl Clusters {
     /// Records that the connection `slot` leads to the cluster `id`.
     pub(super) fn record(&self, slot: &ConnectionSlot, id: u64) {
+        self.record_all(vec![(slot.clone(), true)], id);
+    }
+
+    /// Records that every connection to the endpoint of `slot`, a hub, leads to the cluster `id`.
+    pub(super) fn record_hub(&self, slot: &ConnectionSlot, id: u64) {
+        let known = self.known.lock();
+        let others = known
+            .slots
+            .iter()
+            .filter(|(of, _)| of.url == slot.url && *of != slot);
+        let others = others.map(|(of, (_, is_open))| (of.clone(), *is_open));
+        let all = others.chain([(slot.clone(), true)]).collect();
+        drop(known);
+        self.record_all(all, id);
+    }
+
+    /// Records that connections, open or lost, lead to the cluster `id`. All of them are of one endpoint.
+    fn record_all(&self, slots: Vec<(ConnectionSlot, bool)>, id: u64) {
         let mut known = self.known.lock();
-        if id == *self.used.borrow() {
-            known.added.remove(&slot.url);
-        }
-        let before = known.slots.insert(slot.clone(), (id, true));
-        if before != Some((id, true)) {
-            if let Some((left, _)) = before.filter(|(before, _)| *before != id) {
-                known.slots.retain(|_, (of, is_open)| *is_open || *of != left);
+        let (mut is_new, mut left) = (false, BTreeSet::new());
+        for (slot, is_open) in slots {
+            if id == *self.used.borrow() {
+                known.added.remove(&slot.url);
             }
+            let before = known.slots.insert(slot, (id, is_open));
+            is_new |= before != Some((id, is_open));
+            left.extend(before.map(|(before, _)| before).filter(|before| *before != id));
+        }
+        if is_new {
+            known
+                .slots
+                .retain(|_, (of, is_open)| *is_open || !left.contains(of));
             let used = known.largest(*self.used.borrow());
             // Also if it is the same: the connection waits for its own id.
             self.used.send_replace(used);
@@ -149,6 +172,11 @@ impl Clusters {
             known.added.remove(&slot.url);
             known.left_out.retain(|(url, _), _| *url != slot.url);
         }
+    }
+
+    /// Id of the cluster that is used, once it is known.
+    pub(super) fn used(&self) -> Option<u64> {
+        Some(*self.used.borrow()).filter(|id| *id != 0)
     }
 
     /// Whether `id`, once it is known, is not the cluster that is used.
@@ -298,6 +326,23 @@ mod tests {
         assert_eq!(used(&[("a", 1), ("b", 2)]), 1);
         assert_eq!(used(&[("a", 2), ("b", 1)]), 2);
         assert_eq!(used(&[("a", 2), ("b", 1), ("c", 1)]), 1);
+    }
+
+    #[test]
+    fn connections_to_a_hub_lead_to_another_cluster_together() {
+        let clusters = Clusters::default();
+        let of = |class| ConnectionSlot { class, ..slot("hub") };
+        for class in ConnectionClass::ALL {
+            clusters.record(&of(class), 1);
+        }
+        clusters.record(&slot("fallback"), 2);
+        assert_eq!(clusters.used(), Some(1));
+        clusters.record(&of(ConnectionClass::Check), 2);
+        assert_eq!(clusters.used(), Some(1), "one connection of many");
+        clusters.record_hub(&of(ConnectionClass::Check), 2);
+        assert_eq!(clusters.used(), Some(2));
+        let clusters: Vec<_> = clusters.known.lock().slots.values().copied().collect();
+        assert!(clusters.iter().all(|of| *of == (2, true)), "{clusters:?}");
     }
 
     #[test]

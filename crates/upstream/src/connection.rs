@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,8 +23,7 @@ use super::error::ConnectError;
 use super::outgoing::{BoxError, Outgoing};
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
-use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
-use rangecache_base::instance;
+use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
@@ -70,6 +69,17 @@ pub enum SendFailure {
     Lost(hyper::Error),
 }
 
+/// What is known of the server behind a connection.
+#[derive(Clone, Copy)]
+enum Peer {
+    /// It has not responded yet.
+    Unknown,
+    /// No response has come from another rangecache.
+    Etcd,
+    /// Another rangecache has responded.
+    Hub,
+}
+
 /// An open connection. A separate task drives it; when that task ends, calls fail.
 #[derive(Debug)]
 pub struct Connection {
@@ -80,8 +90,8 @@ pub struct Connection {
     in_flight: AtomicUsize,
     /// Number, plus one, of the history to which the member was found to belong; 0 until then.
     checked_history: AtomicU64,
-    /// Whether the peer is another rangecache.
-    leads_to_hub: AtomicBool,
+    /// A [`Peer`].
+    peer: AtomicU8,
     /// The history that the peer has proven last, if it is another rangecache.
     hub_history: Mutex<Option<ProvenByHub>>,
     /// The turn of a comparison that finds this out.
@@ -102,7 +112,8 @@ pub struct Connection {
 pub struct ProvenByHub {
     /// The history.
     pub history: HubHistory,
-    /// Since when the hub has proven no other one on the connection.
+    /// Since when no history can have ended without a trace: the hub has proven no other one on the connection, and the connections
+    /// have been open on which it has checked.
     pub since: Instant,
     /// Whether the hub has never proven another one on the connection.
     pub is_first: bool,
@@ -216,7 +227,7 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             checked_history: AtomicU64::new(0),
-            leads_to_hub: AtomicBool::new(false),
+            peer: AtomicU8::new(Peer::Unknown as u8),
             hub_history: Mutex::default(),
             history_turn: Semaphore::new(1),
             opened: Instant::now(),
@@ -251,8 +262,8 @@ impl Connection {
         }
     }
 
-    /// Since when each quorum check on the connection has shown one history: since it was opened, or since a hub has first proven
-    /// the history that it has proven last.
+    /// Since when each quorum check on the connection has shown one history: since it was opened, or behind a hub what that has
+    /// proven ([`ProvenByHub::since`]).
     #[must_use]
     pub fn history_since(&self) -> Instant {
         self.proven_by_hub()
@@ -271,7 +282,13 @@ impl Connection {
     /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
     #[must_use]
     pub fn leads_to_hub(&self) -> bool {
-        self.leads_to_hub.load(Ordering::Acquire)
+        self.peer.load(Ordering::Acquire) == Peer::Hub as u8
+    }
+
+    /// Whether the peer is another rangecache, or has not responded yet.
+    #[must_use]
+    pub fn may_lead_to_hub(&self) -> bool {
+        self.peer.load(Ordering::Acquire) != Peer::Etcd as u8
     }
 
     /// The history that the peer has proven last, if it is another rangecache.
@@ -283,19 +300,31 @@ impl Connection {
     /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's. In another
     /// history of a hub, the one behind this connection has to be compared again.
     fn take_origin(&self, headers: &mut HeaderMap) -> Option<Origin> {
-        let origin = Origin::of(headers)?;
+        let Some(origin) = Origin::of(headers) else {
+            if self.peer.load(Ordering::Relaxed) == Peer::Unknown as u8 {
+                self.peer.store(Peer::Etcd as u8, Ordering::Release);
+            }
+            return None;
+        };
         headers.remove(HISTORY);
-        self.leads_to_hub.store(true, Ordering::Release);
+        self.peer.store(Peer::Hub as u8, Ordering::Release);
         self.server.record_hub();
-        if let Origin::Proven(proven) = origin {
+        if let Origin::Proven(HubProof { history, age }) = origin {
+            let now = Instant::now();
+            // Later than it was by the time of the response's way.
+            let checked_since = now.checked_sub(age).unwrap_or(self.opened);
             let mut known = self.hub_history.lock();
-            if known.is_none_or(|known| known.history != proven) {
-                *known = Some(ProvenByHub {
-                    history: proven,
-                    since: Instant::now(),
-                    is_first: known.is_none(),
-                });
-                self.checked_history.store(0, Ordering::Release);
+            match &mut *known {
+                Some(known) if known.history == history => known.since = known.since.max(checked_since),
+                other => {
+                    let is_first = other.is_none();
+                    *other = Some(ProvenByHub {
+                        history,
+                        since: if is_first { checked_since } else { now },
+                        is_first,
+                    });
+                    self.checked_history.store(0, Ordering::Release);
+                }
             }
         }
         Some(origin)
@@ -329,7 +358,7 @@ impl Connection {
         if let Ok(uri) = Uri::from_parts(uri) {
             *request.uri_mut() = uri;
         }
-        instance::sign(request.headers_mut());
+        self.credentials.instance().sign(request.headers_mut());
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         let guard = InFlight(Arc::clone(self));
         match self.sender.clone().try_send_request(request).await {
@@ -427,10 +456,12 @@ impl Connection {
         Ok(None)
     }
 
-    /// Id of the member's cluster, once a status was received on this connection.
+    /// Id of the member's cluster, once a status was received on this connection. Behind a hub, etcd may become another cluster
+    /// while the connection stays: the one that the hub has told last.
     #[must_use]
     pub fn cluster_id(&self) -> Option<u64> {
-        Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0)
+        let of_hub = self.server.cluster_of_hub().filter(|_| self.leads_to_hub());
+        of_hub.or_else(|| Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0))
     }
 
     async fn wait_for_any_response(self: &Arc<Self>) {

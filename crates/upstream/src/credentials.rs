@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::flags::{Account, AccountError, CallerIs, EtcdConfig};
+use rangecache_base::instance::Instance;
 use rangecache_edge::tls::{Connector, warn_of_secret_open_to_others};
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
@@ -86,10 +87,12 @@ impl fmt::Display for UserProblem {
     }
 }
 
-/// rangecache's own user and its token, shared by all connections.
+/// rangecache's own identity, user and token, shared by all connections.
 #[derive(Debug)]
 pub struct Credentials {
     pub(super) account: Option<Account>,
+    /// Identity among rangecaches.
+    instance: Instance,
     /// Common name of the client certificate, if that identifies rangecache and its callers.
     common_name: Option<String>,
     pub(super) token: watch::Sender<Token>,
@@ -121,6 +124,7 @@ impl Credentials {
         };
         Arc::new(Credentials {
             account,
+            instance: Instance::of_process(),
             common_name: None,
             token: watch::Sender::new(token),
             problem: Mutex::new(None),
@@ -131,10 +135,17 @@ impl Credentials {
     fn of_certificate(common_name: Option<String>) -> Arc<Credentials> {
         Arc::new(Credentials {
             account: None,
+            instance: Instance::of_process(),
             common_name,
             token: watch::Sender::new(Token::None),
             problem: Mutex::new(None),
         })
+    }
+
+    /// Identity among rangecaches.
+    #[must_use]
+    pub fn instance(&self) -> &Instance {
+        &self.instance
     }
 
     /// Common name that identifies rangecache, and callers without a token (`--caller-is=certificate`). It does not

@@ -112,6 +112,8 @@ pub struct EndpointView {
     pub last_error: String,
     /// Whether it is another rangecache.
     pub is_hub: bool,
+    /// The URLs to which it leads, separated by commas, if it is another rangecache that serves.
+    pub behind_hub: Option<String>,
     /// Why RangeStream is not used on the endpoint.
     pub no_range_stream: Option<NoRangeStream>,
 }
@@ -374,6 +376,7 @@ impl Endpoint {
             is_avoided: self.is_avoided(),
             last_error: self.recorded_error(),
             is_hub: self.server.is_hub(),
+            behind_hub: self.server.behind_hub(),
             no_range_stream: self.server.no_range_stream(),
         }
     }
@@ -571,7 +574,16 @@ impl Endpoint {
                     StatusReport::TimedOut => {}
                 }
             }
-            self.record_health(monitor.is_serving().await, can_prove);
+            let health = monitor.health().await;
+            let is_serving = health.as_ref().map(|health| health.is_serving);
+            let behind_hub = health.and_then(|health| health.behind_hub);
+            // A hub that answers by itself has looked at the roles of its members.
+            self.record_health(is_serving, can_prove || behind_hub.is_some());
+            let cluster_id = behind_hub.as_ref().map(|behind| behind.cluster_id);
+            self.server.record_behind_hub(behind_hub);
+            if let Some(id) = cluster_id {
+                context.clusters.record_hub(slot, id);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::calls::is_serving;
+use super::calls::{EndpointHealth, endpoint_health};
 use super::connection::Connection;
 use etcd_wire::etcdserverpb::StatusResponse;
 
@@ -18,13 +18,19 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
 /// Status is requested every STATUS_TICKS health checks: an endpoint may be a balancer in front of a rolling upgrade.
 const STATUS_TICKS: u32 = 4;
+/// The same behind a hub that answers health checks by itself: it asks its members, and says that it serves only while one votes
+/// and knows a leader. Every status of a leaf would be a call of etcd's.
+const STATUS_TICKS_BEHIND_HUB: u32 = 60;
 
 /// Health checks of one member.
 #[derive(Debug)]
 pub(super) struct HealthMonitor<'a> {
     connection: &'a Arc<Connection>,
     interval: Interval,
+    /// Ticks since the last one at which the status was due.
     ticks: u32,
+    /// Whether the last health check was answered by a hub.
+    is_of_hub: bool,
 }
 
 /// Result of a status call.
@@ -47,15 +53,21 @@ impl<'a> HealthMonitor<'a> {
         HealthMonitor {
             connection,
             interval,
-            ticks: 0,
+            ticks: STATUS_TICKS_BEHIND_HUB,
+            is_of_hub: false,
         }
     }
 
     /// Waits for the next tick; returns whether the status is due.
     pub(super) async fn tick(&mut self) -> bool {
         self.interval.tick().await;
-        let is_due = self.ticks.is_multiple_of(STATUS_TICKS);
-        self.ticks = self.ticks.wrapping_add(1);
+        let of_status = if self.is_of_hub {
+            STATUS_TICKS_BEHIND_HUB
+        } else {
+            STATUS_TICKS
+        };
+        let is_due = self.ticks >= of_status;
+        self.ticks = if is_due { 1 } else { self.ticks + 1 };
         is_due
     }
 
@@ -70,10 +82,12 @@ impl<'a> HealthMonitor<'a> {
         }
     }
 
-    /// Whether the member reports that it serves; `None` if it does not respond in time.
-    pub(super) async fn is_serving(&self) -> Option<bool> {
-        tokio::time::timeout(HEALTH_TIMEOUT, is_serving(self.connection))
-            .await
-            .ok()
+    /// What the endpoint responds to a health check; `None` if it does not respond in time.
+    pub(super) async fn health(&mut self) -> Option<EndpointHealth> {
+        let checking = tokio::time::timeout(HEALTH_TIMEOUT, endpoint_health(self.connection));
+        let health = checking.await.ok();
+        let behind_hub = health.as_ref().and_then(|health| health.behind_hub.as_ref());
+        self.is_of_hub = behind_hub.is_some();
+        health
     }
 }

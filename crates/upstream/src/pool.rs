@@ -503,6 +503,24 @@ impl Upstream {
         self.list().iter().any(|endpoint| endpoint.server.is_hub())
     }
 
+    /// The URLs of the endpoints, separated by commas, those that serve first; `None` if none is connected and healthy.
+    #[must_use]
+    pub fn serving_endpoints(&self) -> Option<String> {
+        let endpoints = self.list();
+        let (serving, others): (Vec<_>, Vec<_>) = endpoints.iter().partition(|endpoint| endpoint.serves());
+        let urls = serving
+            .iter()
+            .chain(&others)
+            .map(|endpoint| endpoint.url.to_string());
+        (!serving.is_empty()).then(|| urls.collect::<Vec<_>>().join(", "))
+    }
+
+    /// Id of the cluster that is used, once it is known.
+    #[must_use]
+    pub fn cluster_id(&self) -> Option<u64> {
+        self.context.clusters.used()
+    }
+
     /// Number of endpoints that are used.
     #[must_use]
     pub fn endpoint_count(&self) -> usize {

@@ -183,6 +183,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
                 @if endpoint.source == EndpointSource::Fallback.as_str() { (pair("used", "while no other endpoint serves")) }
                 (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
                 (pair("role", role))
+                @if let Some(endpoints) = &endpoint.behind_hub { (pair("in front of", endpoints)) }
                 (pair("connections", &connections))
                 (pair("calls in flight", &count(endpoint.calls as u64)))
                 (pair("RangeStream", range_stream_in_words(endpoint)))
@@ -348,6 +349,7 @@ mod tests {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
             is_hub: false,
+            behind_hub: None,
             is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",

@@ -219,6 +219,7 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
         url: view.url.to_string(),
         source: view.source.as_str(),
         is_hub: view.is_hub,
+        behind_hub: view.behind_hub.clone(),
         is_leaving: view.is_leaving,
         version: view.version.map(|version| version.to_string()),
         role: match view.role {

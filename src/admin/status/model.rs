@@ -249,6 +249,8 @@ pub(crate) struct EndpointStatus {
     pub(crate) source: &'static str,
     /// The endpoint is another rangecache.
     pub(crate) is_hub: bool,
+    /// The URLs to which it leads, separated by commas, if it is another rangecache that serves.
+    pub(crate) behind_hub: Option<String>,
     /// The endpoint is left as soon as another one serves.
     pub(crate) is_leaving: bool,
     pub(crate) version: Option<String>,

@@ -19,7 +19,6 @@ use etcd_wire::grpc::Status;
 use etcd_wire::grpc::hub::{HISTORY, history_value};
 use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
-use rangecache_base::instance;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
 use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
@@ -28,6 +27,7 @@ use rangecache_base::telemetry::outcome::Kind;
 use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::Mirrors;
+use rangecache_mirror::freshness::Proof;
 use rangecache_mirror::history::HistoryId;
 use rangecache_mirror::view::Mirror;
 
@@ -75,8 +75,8 @@ pub(in crate::proxy) struct CallRecord {
     explains: bool,
     /// Whether the client is another rangecache, to which responses tell where they come from.
     is_of_rangecache: bool,
-    /// The history that a quorum check for the read has shown.
-    history: Option<HistoryId>,
+    /// The history that a quorum check for the read has shown, and when its connection was opened.
+    history: Option<(HistoryId, Instant)>,
     /// Age of a response from the last view, while no member of etcd answers.
     pub(in crate::proxy) stale_age: Option<Duration>,
     /// Time until the head of the response, once a read is counted.
@@ -174,8 +174,8 @@ impl CallRecord {
     }
 
     /// Records the history that a quorum check for the read has shown.
-    pub(in crate::proxy) fn record_history(&mut self, history: HistoryId) {
-        self.history = Some(history);
+    pub(in crate::proxy) fn record_proof(&mut self, proof: &Proof) {
+        self.history = Some((proof.history, proof.connection_opened()));
     }
 
     /// Begins a read; its times are measured from now on.
@@ -367,8 +367,9 @@ impl CallRecord {
     /// Tells another rangecache in the response that it comes from one, and the history in which memory was proven to have it.
     fn tell_origin<B>(&self, response: &mut Response<B>) {
         let is_proven = self.outcome.is_from_memory() && self.stale_age.is_none();
-        let history = self.history.filter(|_| is_proven).map(HistoryId::number);
-        if let Some(value) = history_value(instance::id(), history) {
+        let proof = self.history.filter(|_| is_proven);
+        let proof = proof.map(|(history, opened)| (history.number(), opened.elapsed()));
+        if let Some(value) = history_value(self.telemetry.instance.id(), proof) {
             response.headers_mut().insert(HISTORY, value);
         }
     }

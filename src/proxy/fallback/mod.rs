@@ -509,7 +509,7 @@ impl Fallback {
             return None;
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
-        let history = self.page_series.history_id();
+        let begin = self.page_series.begin_list();
         let converting = self
             .unary_over_stream
             .convert(&self.forward, parts, query, account.client());
@@ -525,8 +525,7 @@ impl Fallback {
             }
         };
         if let (Some(summary), Some(scope)) = (&converted.summary, scope) {
-            self.page_series
-                .expect_next(query, scope.clone(), summary, history);
+            self.page_series.expect_next(query, scope.clone(), summary, begin);
         }
         Some(converted)
     }

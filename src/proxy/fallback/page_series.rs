@@ -64,13 +64,20 @@ struct SeriesKey {
     scope: ShareScope,
 }
 
+/// Begin of a list: when the forwarded page that starts its series was requested.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ListBegin {
+    /// Number of etcd's history.
+    history: HistoryId,
+    at: Instant,
+}
+
 /// Remaining pages of a list.
 #[derive(Debug)]
 struct Series {
     /// Number of keys on the remaining pages, at the list's revision.
     keys_left: u64,
-    /// Number of etcd's history when the forwarded page that started the series was requested.
-    history: HistoryId,
+    begin: ListBegin,
     cluster_id: u64,
     /// `None` until the second page is requested.
     source: Option<PageSource>,
@@ -129,6 +136,22 @@ impl SeriesKey {
             revision,
             ..self.clone()
         }
+    }
+}
+
+impl Series {
+    /// Checks that `proof` shows the history of each page: that of the stream, which began then on a connection opened then, and that
+    /// of the page that the stream continues, whose count is that of all others.
+    fn check_proof(
+        &self,
+        proof: &Proof,
+        (connection_opened, began): (Instant, Instant),
+    ) -> Result<(), StreamFallback> {
+        let is_of_first_page = proof.connection_opened() <= self.begin.at;
+        if is_of_first_page && proof.covers(connection_opened, began) {
+            return Ok(());
+        }
+        Err(StreamFallback::NotProven)
     }
 }
 
@@ -225,7 +248,7 @@ impl PageSeriesCache {
         };
         let keys = usize::try_from(limit.min(series.keys_left)).map_err(|_| StreamFallback::Budget)?;
         let (entries, held) = source.next_page(keys).await?;
-        let (connection_opened, began) = source.opened;
+        let opened = source.opened;
         let last_key = entries.last().ok_or(StreamFallback::Malformed)?.key().to_vec();
         let (count, more) = (series.keys_left, series.keys_left > limit);
         series.keys_left -= entries.len() as u64;
@@ -234,20 +257,15 @@ impl PageSeriesCache {
         let header = match granted {
             Some(granted) => {
                 self.check_list(series, request)?;
-                if !granted.covers(connection_opened, began) {
-                    return Err(StreamFallback::NotProven);
-                }
+                series.check_proof(&granted, opened)?;
                 granted.header
             }
-            None => {
-                self.proven_header(series, request, (connection_opened, began))
-                    .await?
-            }
+            None => self.proven_header(series, request, opened).await?,
         };
         if !self
             .mirrors
             .cluster_state
-            .record_served(series.history, header.revision)
+            .record_served(series.begin.history, header.revision)
         {
             return Err(StreamFallback::HistoryReplaced);
         }
@@ -283,16 +301,16 @@ impl PageSeriesCache {
 
     /// Returns the header of a page that needs no authorization: that of a quorum check at the list's revision which is
     /// sent now, or for a serializable page the known one. Fails if etcd would not return the page, and if nothing shows that
-    /// the history of the header is that of the entries, which came by a stream `opened` then, on a connection opened then.
+    /// the history of the header is that of the entries. These came by a stream that began then, on a connection opened then.
     async fn proven_header(
         &self,
         series: &Series,
         request: PageRequest<'_>,
-        (connection_opened, began): (Instant, Instant),
+        opened: (Instant, Instant),
     ) -> Result<ResponseHeader, StreamFallback> {
         let is_min_served_known = self.mirrors.cluster_state.min_served_revision().is_some();
         if request.query.serializable && is_min_served_known {
-            if self.mirrors.cluster_state.last_heard_on() > began {
+            if self.mirrors.cluster_state.last_heard_on() > series.begin.at {
                 return Err(StreamFallback::NotProven);
             }
             let origin = list_origin(series, request.query);
@@ -305,9 +323,7 @@ impl PageSeriesCache {
             Err(Unproven::For(_)) => return Err(StreamFallback::NotProven),
         };
         self.check_list(series, request)?;
-        if !proof.covers(connection_opened, began) {
-            return Err(StreamFallback::NotProven);
-        }
+        series.check_proof(&proof, opened)?;
         Ok(proof.header)
     }
 
@@ -373,20 +389,22 @@ impl PageSeriesCache {
         self.sweep();
     }
 
-    /// Returns the number of etcd's current history, for [`PageSeriesCache::expect_next`]. Must be called before the
-    /// page is requested from etcd.
-    pub(super) fn history_id(&self) -> HistoryId {
-        self.mirrors.cluster_state.history()
+    /// Returns the begin of a list of which a page is requested from etcd next, for [`PageSeriesCache::expect_next`].
+    pub(super) fn begin_list(&self) -> ListBegin {
+        ListBegin {
+            history: self.mirrors.cluster_state.history(),
+            at: Instant::now(),
+        }
     }
 
-    /// Starts a series after a forwarded `page`, the response to `query`. `history` is the history number from before
-    /// the page was requested: if history was replaced in between, the series is never used.
+    /// Starts a series after a forwarded `page`, the response to `query`. `begin` is from before the page was requested: if history
+    /// was replaced since, the series is never used.
     pub(super) fn expect_next(
         &self,
         query: &RangeQuery,
         scope: ShareScope,
         page: &ResponseSummary,
-        history: HistoryId,
+        begin: ListBegin,
     ) {
         let Ok(header) = page.header() else {
             return;
@@ -402,7 +420,7 @@ impl PageSeriesCache {
         };
         let series = Series {
             keys_left,
-            history,
+            begin,
             cluster_id: header.cluster_id,
             source: None,
         };
@@ -426,7 +444,7 @@ impl PageSeriesCache {
             scanner: Some(scanner),
             query: query.clone(),
             scope,
-            history: self.history_id(),
+            begin: self.begin_list(),
             cache: Arc::clone(self),
         })
     }
@@ -435,7 +453,7 @@ impl PageSeriesCache {
 /// State of etcd when the list of `series` began; `query` requests one of its pages.
 fn list_origin(series: &Series, query: &RangeQuery) -> ListOrigin {
     ListOrigin {
-        history: series.history,
+        history: series.begin.history,
         cluster_id: series.cluster_id,
         revision: query.revision,
     }
@@ -448,8 +466,7 @@ pub(super) struct PageObserver {
     scanner: Option<RangeResponseScanner>,
     query: RangeQuery,
     scope: ShareScope,
-    /// History number when the page was requested.
-    history: HistoryId,
+    begin: ListBegin,
     cache: Arc<PageSeriesCache>,
 }
 
@@ -472,7 +489,7 @@ impl Observer for PageObserver {
             && let Ok(page) = scanner.finish()
         {
             self.cache
-                .expect_next(&self.query, self.scope.clone(), &page, self.history);
+                .expect_next(&self.query, self.scope.clone(), &page, self.begin);
         }
     }
 }

@@ -19,7 +19,7 @@ use super::upgraded::{UPGRADED_BYTES, Upgrade};
 use crate::proxy::call::Ended;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
-use rangecache_base::instance;
+use rangecache_base::instance::Instance;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
@@ -87,7 +87,8 @@ async fn send(
     let mut held = account.hold(CallKind::Forwarded);
     held.try_grow(2 * BUFFER_BYTES as u64)?;
     let url = reachable_endpoint(forward).await?;
-    prepare(&mut request, &url)?;
+    let instance = forward.upstream.credentials().instance();
+    prepare(&mut request, &url, instance)?;
     let upgrade = request
         .headers()
         .contains_key(header::UPGRADE)
@@ -133,8 +134,8 @@ async fn send(
     }))
 }
 
-/// Addresses `request` to `url`.
-fn prepare(request: &mut Request<Outgoing>, url: &Url) -> Result<(), BoxError> {
+/// Addresses `request` of this `instance` to `url`.
+fn prepare(request: &mut Request<Outgoing>, url: &Url, instance: &Instance) -> Result<(), BoxError> {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
@@ -147,7 +148,7 @@ fn prepare(request: &mut Request<Outgoing>, url: &Url) -> Result<(), BoxError> {
     }
     *request.uri_mut() = path;
     *request.version_mut() = Version::HTTP_11;
-    instance::sign(request.headers_mut());
+    instance.sign(request.headers_mut());
     Ok(())
 }
 
@@ -268,7 +269,7 @@ mod tests {
     fn prepared(request: http::request::Builder) -> http::request::Parts {
         let mut request = request.body(Outgoing::whole(Bytes::new())).unwrap();
         let url = "http://etcd.example:2379".parse().unwrap();
-        prepare(&mut request, &url).unwrap();
+        prepare(&mut request, &url, &Instance::of_process()).unwrap();
         request.into_parts().0
     }
 
@@ -287,7 +288,7 @@ mod tests {
         let none = prepared(Request::get("/metrics"));
         assert_eq!(none.headers["host"], "etcd.example:2379");
         assert!(
-            none.headers.contains_key(instance::HEADER),
+            none.headers.contains_key(rangecache_base::instance::HEADER),
             "a loop is found by it"
         );
     }

@@ -123,7 +123,7 @@ impl Attempts {
             return Ok(None);
         };
         if self.bypasses {
-            set_bypass(&mut parts.headers, connection.leads_to_hub());
+            set_bypass(&mut parts.headers, connection.may_lead_to_hub());
         }
         let outgoing = match body {
             RequestBody::Once(outgoing) => outgoing,

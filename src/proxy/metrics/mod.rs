@@ -12,6 +12,7 @@ mod watches;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use rangecache_base::instance::Instance;
 use rangecache_base::telemetry::metrics::{Counter, Gauge, metric_group};
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::{Metrics, Telemetry};
@@ -122,13 +123,16 @@ impl ProxyMetrics {
 #[derive(Debug)]
 pub(super) struct ProxyTelemetry {
     pub(super) metrics: ProxyMetrics,
+    /// The process's identity among rangecaches.
+    pub(super) instance: Instance,
     process: Arc<Telemetry>,
 }
 
 impl ProxyTelemetry {
-    pub(super) fn new(process: &Arc<Telemetry>) -> ProxyTelemetry {
+    pub(super) fn new(process: &Arc<Telemetry>, instance: &Instance) -> ProxyTelemetry {
         ProxyTelemetry {
             metrics: ProxyMetrics::new(&process.metrics),
+            instance: instance.clone(),
             process: Arc::clone(process),
         }
     }
@@ -136,7 +140,7 @@ impl ProxyTelemetry {
 
 impl Default for ProxyTelemetry {
     fn default() -> ProxyTelemetry {
-        ProxyTelemetry::new(&Arc::default())
+        ProxyTelemetry::new(&Arc::default(), &Instance::of_process())
     }
 }
 

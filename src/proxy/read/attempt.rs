@@ -188,7 +188,7 @@ pub(super) async fn check(
             Err(_) => return Err(Reason::CheckFailed.into()),
         }
     };
-    record.record_history(proof.history);
+    record.record_proof(&proof);
     Ok(proof)
 }
 

@@ -34,7 +34,7 @@ pub(super) async fn answer_authorized(
         Err(unproven) => return answer_unproven(unproven),
     };
     if !serializable {
-        attempt.record.record_history(proof.history);
+        attempt.record.record_proof(&proof);
     }
     if authorization.revision > 0 {
         return attempt.answer_past(proof).await;

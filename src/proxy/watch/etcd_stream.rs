@@ -159,8 +159,9 @@ impl EtcdStream {
                     failed => return failed.into(),
                 };
                 let connection = sent.in_flight.connection();
-                let is_early = opened_by.is_none_or(|latest| connection.history_since() <= latest);
-                if is_early && mirrors.is_of_history(connection, of, true).await {
+                let is_of_history = mirrors.is_of_history(connection, of, true).await;
+                let is_early = || opened_by.is_none_or(|latest| connection.history_since() <= latest);
+                if is_of_history && is_early() {
                     Opened::Response(sent)
                 } else {
                     Opened::Unusable

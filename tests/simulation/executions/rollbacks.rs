@@ -102,6 +102,41 @@ fn past_that_a_feed_has_brought_before_a_rollback_is_not_served() {
 }
 
 #[test]
+fn page_after_a_rollback_does_not_continue_a_list_of_before() {
+    run(async {
+        let world = world((0..KEYS).map(|number| put(&key(number), "first"))).await;
+        // The list is of no mirror, and the one that there is has nothing that would show the rollback.
+        let rangecache = start(&["--cache-prefix=/sim/b/"]).await;
+        sleep(SETTLED).await;
+        let first = RangeRequest {
+            limit: 1,
+            ..RangeRequest::prefix("/sim/a/")
+        };
+        let client = client().await;
+        let page = client.range(&first).await.expect("a response");
+        assert_eq!(usize::try_from(page.count), Ok(KEYS));
+        // Behind the revision that the list has, so that only its count shows that there are fewer keys.
+        let again = (0..KEYS).map(|_| put(&key(0), "again"));
+        roll_back(&world, 100, again).await;
+        sleep(SETTLED).await;
+        let next = RangeRequest {
+            key: format!("{}\0", key(0)).into_bytes(),
+            revision: page.revision(),
+            ..first
+        };
+        let got = client.range(&next).await.expect("a response");
+        let expected = world
+            .cluster
+            .look(|state| state.history().range(&next, next.revision));
+        assert!(rangecache.stop().await, "every task ends");
+        assert_eq!(
+            (got.kvs, got.count, got.more),
+            (expected.kvs, expected.count, expected.more)
+        );
+    });
+}
+
+#[test]
 fn load_interrupted_by_a_rollback_has_keys_of_one_history() {
     run(async {
         let first = (0..KEYS).map(|number| put(&key(number), "first"));

@@ -16,6 +16,9 @@ pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 /// Metadata of the watch with which a rangecache follows its endpoint, and its value: another rangecache ends it as soon as it has
 /// lost its own.
 pub const FEED: (&str, &[u8]) = ("rangecache-feed", b"true");
+/// Metadata of the health check by which a rangecache finds out whether its endpoint serves, and its value: another rangecache
+/// answers it for the members behind it.
+pub const HEALTH: (&str, &[u8]) = ("rangecache-health", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
 pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 
@@ -39,6 +42,8 @@ pub struct HeadFields {
     pub explains: bool,
     /// A rangecache follows its endpoint by the call.
     pub(super) is_feed: bool,
+    /// A rangecache asks whether its endpoint serves.
+    pub is_health_check: bool,
     /// There is something that etcd might treat in a way of its own.
     pub(super) is_unusual: bool,
     /// Memory of the fields, in bytes.
@@ -81,6 +86,7 @@ impl HeadFields {
             bypass: false,
             explains: false,
             is_feed: false,
+            is_health_check: false,
             is_unusual: false,
             bytes: 0,
         };
@@ -111,6 +117,7 @@ impl HeadFields {
                     fields.bypass |= field == BYPASS;
                     fields.explains |= field == EXPLAIN;
                     fields.is_feed |= field == FEED;
+                    fields.is_health_check |= field == HEALTH;
                 }
                 _ => {}
             }

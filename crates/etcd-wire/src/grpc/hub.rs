@@ -1,13 +1,22 @@
 //! What a rangecache tells the rangecaches behind it (its leaves) in the metadata of responses: that it is one, and in which
-//! history it has proven a response. A leaf cannot ask for the raft log behind it: each of its calls may reach another member.
+//! history it has proven a response; and where it leads to. A leaf cannot ask for the raft log behind it: each of its calls may reach another member.
+
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// Request metadata with the identities of the rangecaches that a request has passed, one value each.
 pub const INSTANCE: HeaderName = HeaderName::from_static("rangecache-instance");
-/// Response metadata for leaves: `<instance>` of the rangecache that responds, or `<instance>.<number>` if it has proven that
-/// the response is of that history of its etcd, by a quorum check of its own that was sent after the request had arrived.
+/// Response metadata for leaves: `<instance>` of the rangecache that responds, or `<instance>.<number>.<age>` if it has proven that
+/// the response is of that history of its etcd, by a quorum check of its own that was sent after the request had arrived. The age is
+/// that of the connection on which it has checked, in milliseconds.
 pub const HISTORY: HeaderName = HeaderName::from_static("rangecache-history");
+
+/// Response metadata of a leaf's health check that a hub has answered by itself: the URLs of its own endpoints, separated by commas.
+pub const ENDPOINTS: HeaderName = HeaderName::from_static("rangecache-endpoints");
+/// Response metadata beside [`ENDPOINTS`]: the id of the cluster behind the hub, in hexadecimal. A leaf's connections stay open when
+/// etcd is restored as another cluster.
+pub const CLUSTER: HeaderName = HeaderName::from_static("rangecache-cluster");
 
 /// A history of etcd as a hub numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +27,23 @@ pub struct HubHistory {
     pub number: u64,
 }
 
+/// What a hub has proven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HubProof {
+    /// The history that it has found.
+    pub history: HubHistory,
+    /// For how long the connection has been open on which it has checked. No number shows a hub without contents that etcd was rolled
+    /// back before, and its lost revisions written again.
+    pub age: Duration,
+}
+
 /// What a response says about the rangecache that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A rangecache, which has not proven in which history.
     Hub,
-    /// A rangecache, which has proven that the response is of this history.
-    Proven(HubHistory),
+    /// A rangecache, which has proven in which history the response is.
+    Proven(HubProof),
 }
 
 impl Origin {
@@ -32,22 +51,25 @@ impl Origin {
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Origin> {
         let value = headers.get(HISTORY)?.to_str().ok()?;
-        let proven = value.split_once('.').and_then(|(instance, number)| {
-            Some(HubHistory {
-                instance: u128::from_str_radix(instance, 16).ok()?,
-                number: number.parse().ok()?,
-            })
-        });
-        Some(proven.map_or(Origin::Hub, Origin::Proven))
+        let proof = || {
+            let mut parts = value.split('.');
+            let history = HubHistory {
+                instance: u128::from_str_radix(parts.next()?, 16).ok()?,
+                number: parts.next()?.parse().ok()?,
+            };
+            let age = Duration::from_millis(parts.next()?.parse().ok()?);
+            parts.next().is_none().then_some(HubProof { history, age })
+        };
+        Some(proof().map_or(Origin::Hub, Origin::Proven))
     }
 }
 
-/// Value of [`HISTORY`] in responses of the process `instance`, which has proven that they are of the history `number`, if that
-/// is given.
+/// Value of [`HISTORY`] in responses of the process `instance`, which has proven that they are of a history with this number, on a
+/// connection of this age, if these are given.
 #[must_use]
-pub fn history_value(instance: &str, number: Option<u64>) -> Option<HeaderValue> {
-    let text = match number {
-        Some(number) => format!("{instance}.{number}"),
+pub fn history_value(instance: &str, proof: Option<(u64, Duration)>) -> Option<HeaderValue> {
+    let text = match proof {
+        Some((number, age)) => format!("{instance}.{number}.{}", age.as_millis()),
         None => instance.to_owned(),
     };
     HeaderValue::from_str(&text).ok()
@@ -68,17 +90,21 @@ mod tests {
     fn origin_is_a_proven_history_a_hub_or_etcd() {
         assert_eq!(Origin::of(&HeaderMap::new()), None);
         let instance = "000102030405060708090a0b0c0d0e0f";
-        let proven = Origin::Proven(HubHistory {
+        let history = HubHistory {
             instance: 0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f,
             number: 7,
-        });
-        let value = history_value(instance, Some(7)).unwrap();
+        };
+        let age = Duration::from_millis(1_500);
+        let proven = Origin::Proven(HubProof { history, age });
+        let value = history_value(instance, Some((7, age))).unwrap();
         assert_eq!(origin(value.to_str().unwrap()), Some(proven));
         assert_eq!(
             origin(history_value(instance, None).unwrap().to_str().unwrap()),
             Some(Origin::Hub)
         );
-        for nothing_proven in ["", "x.7", "0a.", "0a.-1", "0a.7.8", ".7"] {
+        for nothing_proven in [
+            "", "x.7.1", "0a.", "0a.7", "0a.-1.1", "0a.7.8.9", ".7.1", "0a.7.x",
+        ] {
             assert_eq!(origin(nothing_proven), Some(Origin::Hub), "{nothing_proven:?}");
         }
     }

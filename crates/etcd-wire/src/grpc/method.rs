@@ -8,6 +8,8 @@ pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
 /// Path of Cluster/MemberList.
 pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
+/// Path of Health/Check of gRPC's health service.
+pub const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 
 /// Versions of the JSON gateway. Every etcd that rangecache supports has the first two.
 const JSON_VERSIONS: [&str; 3] = ["/v3", "/v3beta", "/v3alpha"];
@@ -103,7 +105,7 @@ pub static RPCS: [Rpc; 52] = [
     rpc("/v3electionpb.Election/Leader", Method::Concurrency, &["/election/leader"]),
     rpc("/v3electionpb.Election/Observe", Method::ElectionObserve, &["/election/observe"]),
     rpc("/v3electionpb.Election/Resign", Method::Concurrency, &["/election/resign"]),
-    rpc("/grpc.health.v1.Health/Check", Method::Health, &[]).read_only(),
+    rpc(HEALTH_CHECK, Method::Health, &[]).read_only(),
     rpc("/grpc.health.v1.Health/Watch", Method::HealthWatch, &[]).read_only(),
     rpc("/grpc.health.v1.Health/List", Method::Health, &[]).read_only(),
 ];

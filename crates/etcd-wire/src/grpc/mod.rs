@@ -25,8 +25,8 @@ pub use header_scan::{HeaderScanner, Scanned};
 pub use json_scan::JsonHeaderScanner;
 pub use metadata::CallMetadata;
 pub use method::{
-    MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list, is_json_of,
-    is_read_only,
+    HEALTH_CHECK, MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list,
+    is_json_of, is_read_only,
 };
 pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
 pub use status::Status;

@@ -29,7 +29,7 @@ use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
-use etcd_wire::grpc::hub::Origin;
+use etcd_wire::grpc::hub::{HubProof, Origin};
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::caught;
@@ -578,7 +578,7 @@ async fn compare_log(
     let is_known = connection.is_of_history(before.history_id().number());
     Ok(match checked.origin {
         Some(Origin::Hub) => None,
-        Some(Origin::Proven(history)) => {
+        Some(Origin::Proven(HubProof { history, .. })) => {
             let last = connection.proven_by_hub().map(|proven| proven.history);
             // Another response has shown a later history of the hub meanwhile.
             (last == Some(history)).then_some(LogComparison {

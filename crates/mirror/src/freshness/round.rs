@@ -50,6 +50,12 @@ pub struct Proof {
 }
 
 impl Proof {
+    /// When the connection was opened on which the check was made; behind a hub, that of the hub.
+    #[must_use]
+    pub fn connection_opened(&self) -> Instant {
+        self.connection_opened
+    }
+
     /// Whether what a connection has sent since `began` is of the history that the check has shown. The connection was
     /// opened at `opened`, and has been used until the check, or from the check on. No number of a history shows a rollback
     /// whose lost revisions were written again: one of the two connections has to reach from one event to the other.

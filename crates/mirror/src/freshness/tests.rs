@@ -224,12 +224,12 @@ async fn check_at_a_hub_needs_its_proof_and_a_comparison_in_each_of_its_historie
     let mut bench = bench().await;
     for (history, expected, comparisons) in [
         ("0a", Err(Reason::CheckFailed), 0),
-        ("0a.1", Ok(10), 1),
-        ("0a.1", Ok(10), 1),
+        ("0a.1.5000", Ok(10), 1),
+        ("0a.1.5000", Ok(10), 1),
         ("0a", Err(Reason::CheckFailed), 1),
-        ("0a.1", Ok(10), 1),
-        ("0a.2", Ok(10), 2),
-        ("0b.2", Ok(10), 3),
+        ("0a.1.5000", Ok(10), 1),
+        ("0a.2.5000", Ok(10), 2),
+        ("0b.2.5000", Ok(10), 3),
     ] {
         *bench.etcd.history.lock() = Some(history);
         let read = bench.read();
