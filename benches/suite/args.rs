@@ -163,6 +163,20 @@ pub(crate) struct FleetLoad {
     /// Reads of the other client, spread over the members
     #[arg(long, default_value_t = 500)]
     pub(crate) gets_per_second: u32,
+    /// Sources of their keys; a neighbour and a hub run and are ready before
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [LoadSource::Etcd, LoadSource::Neighbour, LoadSource::Hub])]
+    pub(crate) from: Vec<LoadSource>,
+}
+
+/// Source of the keys of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LoadSource {
+    /// The members.
+    Etcd,
+    /// A rangecache beside them, named by `--warm-from`.
+    Neighbour,
+    /// A rangecache, their only endpoint.
+    Hub,
 }
 
 /// Names of cases in upper case; empty means all.

@@ -3,16 +3,18 @@
 //! In production the sidecars are on other machines than etcd and the client. Here they run at the lowest CPU priority, so
 //! that the client's latency shows what they do to etcd, and not that they need a processor themselves.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::args::FleetLoad;
+use crate::args::{FleetLoad, LoadSource};
 use crate::cases::{Suite, progress};
 use crate::client::{Connection, Windows};
 use crate::dataset::Dataset;
+use crate::http1;
 use crate::load::{self, Op, Outcome};
 use crate::open_loop::open_loop;
 use crate::processes::{self, Binaries, Endpoint, Process};
@@ -103,25 +105,83 @@ pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
         "{} rangecaches load {} keys of {} bytes each from {} members; another client sends {} GETs a second",
         fleet.sidecars, data.keys, data.value_bytes, fleet.members, fleet.gets_per_second
     );
+    let fleet_of = FleetOf {
+        fleet,
+        binaries,
+        folder: folder.path(),
+        members: &members,
+        endpoints,
+        reader,
+    };
     for round in 0..suite.args.rounds {
-        progress(&format!("round {}", round + 1));
+        for source in &fleet.from {
+            progress(&format!("round {}, {source:?}", round + 1));
+            fleet_of.load(round, *source).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The parts of a measurement.
+struct FleetOf<'a> {
+    fleet: &'a FleetLoad,
+    binaries: &'a Binaries,
+    folder: &'a Path,
+    members: &'a [Process],
+    endpoints: Vec<Endpoint>,
+    reader: Reader,
+}
+
+impl FleetOf<'_> {
+    /// Starts all rangecaches at once, and prints what that costs.
+    async fn load(&self, round: usize, source: LoadSource) -> Result<()> {
+        let FleetOf {
+            fleet,
+            binaries,
+            folder,
+            members,
+            reader,
+            ..
+        } = self;
+        let start = async |endpoints: &[Endpoint], flags: &[&str]| {
+            processes::start_rangecache(binaries, folder, endpoints, flags, &[]).await
+        };
+        let mut first = match source {
+            LoadSource::Etcd => None,
+            LoadSource::Neighbour | LoadSource::Hub => Some(start(&self.endpoints, &[]).await?),
+        };
+        if let Some(first) = &mut first {
+            first.wait_ready().await?;
+        }
+        let first_url = first.as_ref().map(|first| format!("http://{}", first.address));
+        let (endpoints, flags) = match (source, &first, &first_url) {
+            (LoadSource::Neighbour, _, Some(url)) => (self.endpoints.clone(), vec!["--warm-from", url]),
+            (LoadSource::Hub, Some(hub), _) => {
+                let hub = Endpoint {
+                    address: hub.address,
+                    tls: None,
+                };
+                (vec![hub], Vec::new())
+            }
+            _ => (self.endpoints.clone(), Vec::new()),
+        };
         let before = reader.read(BEFORE).await?;
         let pids: Vec<_> = members.iter().map(Process::pid).collect();
         let sample = || -> Result<Vec<CpuSample>> { pids.iter().map(|pid| CpuSample::of(*pid)).collect() };
-        let cpu = sample()?;
+        let (cpu, sent_before) = (sample()?, self.sent_bytes().await?);
         let is_over = Arc::new(AtomicBool::new(false));
         let reading = {
             let (reader, is_over) = (reader.clone(), is_over.clone());
             tokio::spawn(async move { reader.read_until(&is_over).await })
         };
-        let start = Instant::now();
+        let began = Instant::now();
         let mut loads = tokio::task::JoinSet::new();
         for _ in 0..fleet.sidecars {
-            let launched = processes::start_rangecache(binaries, folder.path(), &endpoints, &[], &[]).await?;
+            let launched = start(&endpoints, &flags).await?;
             loads.spawn(async move {
                 let mut process = launched;
                 process.wait_ready().await?;
-                Ok::<_, anyhow::Error>((start.elapsed(), process))
+                Ok::<_, anyhow::Error>((began.elapsed(), process))
             });
         }
         // Kept, so that their ends are not part of the measurement.
@@ -131,36 +191,71 @@ pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
             ready.push(elapsed.as_secs_f64());
             processes.push(process);
         }
-        let seconds = start.elapsed().as_secs_f64();
-        let used: Vec<_> = sample()?
-            .iter()
-            .zip(&cpu)
-            .map(|(now, before)| format!("{:.1}", now.since(before) as f64 / 1e9))
-            .collect();
+        let loads = Loads {
+            seconds: began.elapsed().as_secs_f64(),
+            ready,
+            sent_bytes: self.sent_bytes().await? - sent_before,
+            etcd_cpu: sample()?
+                .iter()
+                .zip(&cpu)
+                .map(|(now, before)| format!("{:.1}", now.since(before) as f64 / 1e9))
+                .collect(),
+        };
         is_over.store(true, Ordering::Relaxed);
         let (during, slices) = reading.await??;
         drop(processes);
-        print(round, &before, &during, &ready, seconds, &used);
+        print(
+            &format!("round {}, {source:?}", round + 1),
+            &before,
+            &during,
+            &loads,
+        );
         let slices: Vec<_> = slices.iter().map(|p99| format!("{p99:.0}")).collect();
         println!("  GET p99 of each second: {} ms", slices.join(" "));
+        Ok(())
     }
-    Ok(())
+
+    /// Bytes that all members have sent to clients, the responses to the reader among them.
+    async fn sent_bytes(&self) -> Result<f64> {
+        let mut sum = 0.0;
+        for member in self.members {
+            sum += http1::read_metric(member.address, "etcd_network_client_grpc_sent_bytes_total").await?;
+        }
+        Ok(sum)
+    }
 }
 
-fn print(round: usize, before: &Outcome, during: &Outcome, ready: &[f64], seconds: f64, etcd_cpu: &[String]) {
+/// Cost of the loads of a fleet.
+struct Loads {
+    /// Time until all were ready.
+    seconds: f64,
+    /// Time until each was ready, in seconds.
+    ready: Vec<f64>,
+    /// Bytes that etcd has sent.
+    sent_bytes: f64,
+    /// CPU of each member, in seconds.
+    etcd_cpu: Vec<String>,
+}
+
+fn print(what: &str, before: &Outcome, during: &Outcome, loads: &Loads) {
     let milliseconds = |outcome: &Outcome, share| outcome.percentile_ns(share) as f64 / 1e6;
     let (p99_before, p99_during) = (milliseconds(before, 0.99), milliseconds(during, 0.99));
-    let ready: Vec<_> = ready.iter().map(|seconds| format!("{seconds:.1}")).collect();
+    let ready: Vec<_> = loads
+        .ready
+        .iter()
+        .map(|seconds| format!("{seconds:.1}"))
+        .collect();
     println!(
-        "round {}: GET p50 {:.2} → {:.2} ms, p99 {p99_before:.2} → {p99_during:.2} ms ({:.1}×), {} failed; all ready \
-         after {seconds:.1} s, each after {} s; etcd's CPU by member {} s",
-        round + 1,
+        "{what}: GET p50 {:.2} → {:.2} ms, p99 {p99_before:.2} → {p99_during:.2} ms ({:.1}×), {} failed; all ready \
+         after {:.1} s, each after {} s; etcd has sent {:.0} MB, CPU by member {} s",
         milliseconds(before, 0.5),
         milliseconds(during, 0.5),
         p99_during / p99_before,
         before.errors + during.errors,
+        loads.seconds,
         ready.join(" "),
-        etcd_cpu.join(" "),
+        loads.sent_bytes / 1e6,
+        loads.etcd_cpu.join(" "),
     );
     if let Some(error) = before.first_error.as_ref().or(during.first_error.as_ref()) {
         println!("  {error}");

@@ -55,14 +55,26 @@ type front struct {
 	metrics  string // rangecache's
 }
 
+// startFront starts it. With KUBE_TIERS=2 another rangecache is between rangecache and etcd, its hub.
 func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer, flags ...string) *front {
 	t.Helper()
 	if kind == direct {
 		return &front{kind: kind, url: etcd.url}
 	}
+	behind := etcd.url
+	if kind == rangecache && os.Getenv("KUBE_TIERS") == "2" {
+		hub := startProxy(t, files, kind, etcd.url, flags...)
+		behind = hub.url
+	}
+	return startProxy(t, files, kind, behind, flags...)
+}
+
+// startProxy starts a proxy in front of an endpoint.
+func startProxy(t *testing.T, files *certificates, kind, behind string, flags ...string) *front {
+	t.Helper()
 	listener, metrics := shared.FreePort(t), shared.FreePort(t)
 	f := &front{kind: kind, url: fmt.Sprintf("https://127.0.0.1:%d", listener), metrics: fmt.Sprintf("http://127.0.0.1:%d", metrics)}
-	both := []string{"--endpoints", etcd.url, "--cacert", files.ca, "--cert", files.clientCert, "--key", files.clientKey,
+	both := []string{"--endpoints", behind, "--cacert", files.ca, "--cert", files.clientCert, "--key", files.clientKey,
 		"--cert-file", files.serverCert, "--key-file", files.serverKey, "--trusted-ca-file", files.ca}
 	if kind == grpcProxy {
 		f.process = newProcess(t, kind, tools+"/etcd-3.7", append([]string{"grpc-proxy", "start",

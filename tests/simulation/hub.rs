@@ -23,13 +23,18 @@ impl Hub {
     pub async fn start_some(chance: &Chance, settings: &Settings) -> Vec<Hub> {
         let mut hubs = Vec::new();
         for number in 0..1 + chance.below(MAX_HUBS) {
-            let place = Place::hub(number);
-            hubs.push(Hub {
-                network: Network::start(Place::authority_of_hub(number), place.authority.clone()),
-                rangecache: Rangecache::start_at(place, settings.as_hub(chance)).await,
-            });
+            hubs.push(Hub::start(number, settings.as_hub(chance)).await);
         }
         hubs
+    }
+
+    /// Starts the hub with this number.
+    pub async fn start(number: usize, settings: Settings) -> Hub {
+        let place = Place::hub(number);
+        Hub {
+            network: Network::start(Place::authority_of_hub(number), place.authority.clone()),
+            rangecache: Rangecache::start_at(place, settings).await,
+        }
     }
 }
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName};
+use http::HeaderMap;
 use tokio::sync::mpsc;
 use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
+use super::behind_hub::BehindHub;
 use super::connection::Connection;
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
@@ -20,7 +21,7 @@ use etcd_wire::etcdserverpb::{
     WatchCreateRequest, WatchRequest,
 };
 use etcd_wire::grpc::fields::{BYPASS, HEALTH};
-use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS, HubHistory, Origin};
+use etcd_wire::grpc::hub::{HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use etcd_wire::grpc_health::health_client::HealthClient;
@@ -268,25 +269,6 @@ pub(super) struct EndpointHealth {
     /// What the rangecache behind it leads to, if it has answered by itself: it does so only while one of its endpoints serves,
     /// votes and knows a leader.
     pub(super) behind_hub: Option<BehindHub>,
-}
-
-/// What a rangecache says about the etcd behind it.
-#[derive(Debug)]
-pub(super) struct BehindHub {
-    /// The URLs of its endpoints, separated by commas.
-    pub(super) endpoints: String,
-    /// Id of the cluster.
-    pub(super) cluster_id: u64,
-}
-
-impl BehindHub {
-    fn of(metadata: &MetadataMap) -> Option<BehindHub> {
-        let text = |name: &HeaderName| metadata.get(name.as_str())?.to_str().ok();
-        Some(BehindHub {
-            endpoints: text(&ENDPOINTS)?.to_owned(),
-            cluster_id: u64::from_str_radix(text(&CLUSTER)?, 16).ok()?,
-        })
-    }
 }
 
 /// Health of the endpoint itself: another rangecache answers for the members behind it.

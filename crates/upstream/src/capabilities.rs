@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::calls::BehindHub;
+use super::behind_hub::BehindHub;
 use super::gates::{self, EndpointReport};
 use super::version::Version;
 

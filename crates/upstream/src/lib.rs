@@ -25,6 +25,7 @@
 
 mod authentication;
 mod backoff;
+mod behind_hub;
 mod calls;
 mod capabilities;
 mod class;

@@ -105,6 +105,12 @@ fn stored(world: &World, key: &str) -> Option<String> {
 
 /// Puts every member back to its state at `revision`, and commits `again` before rangecache reaches one.
 async fn roll_back(world: &World, revision: i64, again: impl IntoIterator<Item = Change>) {
+    put_back(world, revision, again).await;
+    (0..MEMBERS).for_each(|member| world.members.reconnect(member, From::Rangecache));
+}
+
+/// Puts every member back to its state at `revision`, and commits `again`. Rangecache reaches none.
+async fn put_back(world: &World, revision: i64, again: impl IntoIterator<Item = Change>) {
     let members = 0..MEMBERS;
     members.clone().for_each(|member| world.members.kill(member));
     world.cluster.change(|state| {
@@ -113,12 +119,11 @@ async fn roll_back(world: &World, revision: i64, again: impl IntoIterator<Item =
         state.replace_history(history);
     });
     commit(world, again);
-    for member in members.clone() {
+    for member in members {
         world.members.restart(member);
         world.members.cut_off(member, From::Rangecache);
     }
     sleep(Duration::from_secs(1)).await;
-    members.for_each(|member| world.members.reconnect(member, From::Rangecache));
 }
 
 /// Starts rangecache with watches from memory and `flags`.

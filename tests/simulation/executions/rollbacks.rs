@@ -4,11 +4,16 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use testkit::pb::RangeRequest;
+use testkit::grpc::Stream;
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use tokio::time::sleep;
 
-use super::{SETTLED, client, commit, put, read_from_memory, roll_back, run, start, stored, world};
+use super::{SETTLED, client, commit, put, put_back, read_from_memory, roll_back, run, start, stored, world};
+use crate::cluster::MEMBERS;
+use crate::hub::Hub;
 use crate::members::From;
+use crate::proxy::{Place, Rangecache, Settings};
+use crate::store::Change;
 
 /// Keys of a load with several chunks.
 const KEYS: usize = 200;
@@ -133,6 +138,49 @@ fn page_after_a_rollback_does_not_continue_a_list_of_before() {
             (got.kvs, got.count, got.more),
             (expected.kvs, expected.count, expected.more)
         );
+    });
+}
+
+#[test]
+fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_more() {
+    run(async {
+        const WATCHED: &str = "/sim/a/0";
+        let world = world((0..6).map(|number| put(&key(number), "first"))).await;
+        let settings =
+            |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
+        let hub = Hub::start(0, settings(&[])).await;
+        let place = Place::before_hubs(1, false);
+        let leaf = Rangecache::start_at(place, settings(&["--cache-prefix=/sim/a/"])).await;
+        while leaf.memory_answers() == 0 {
+            read_from_memory(&world, WATCHED).await;
+        }
+        let create = WatchCreateRequest {
+            key: WATCHED.into(),
+            ..WatchCreateRequest::default()
+        };
+        let mut watch = client().await.watch(create).await;
+        let next = async |watch: &mut Stream| watch.next_as::<WatchResponse>(SETTLED * 5).await;
+        // The last event of the leaf is a delete, which leaves nothing to compare once it is compacted. The hub has a later one.
+        let lost = [put(WATCHED, "lost"), Change::Delete(WATCHED.into())];
+        commit(&world, lost.into_iter().chain([put("/sim/b/0", "lost")]));
+        let mut events = Vec::new();
+        while events.len() < 2 {
+            events.extend(next(&mut watch).await.expect("both events").events);
+        }
+        sleep(SETTLED).await;
+        let before = world.cluster.look(|state| state.history().newest().revision);
+        put_back(&world, before - 3, (0..6).map(|_| put(WATCHED, "again"))).await;
+        world.cluster.change(|state| state.history_mut().compact(before));
+        (0..MEMBERS).for_each(|member| world.members.reconnect(member, From::Rangecache));
+        let mut after = Vec::new();
+        while let Some(response) = next(&mut watch).await {
+            after.extend(response.events);
+        }
+        assert!(
+            leaf.stop().await && hub.rangecache.stop().await,
+            "every task ends"
+        );
+        assert_eq!(after, [], "events of the other history");
     });
 }
 

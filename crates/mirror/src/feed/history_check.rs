@@ -30,14 +30,20 @@ pub(crate) async fn is_of_history(
         Ok(of_hub) => of_hub,
         Err(_) => return false,
     };
-    if connection.is_of_history(history.number()) {
+    let before = set.cluster_state.before_check();
+    // Watchers continue only under a number of the hub under which contents were found, and not only no difference.
+    let is_shown = || {
+        let is_known = of_hub.is_none_or(|of_hub| before.history.knows_hub(of_hub) == Some(true));
+        connection.is_of_history(history.number()) && (is_known || !is_handover)
+    };
+    if is_shown() {
         return true;
     }
     // Streams that continue on the same connection wait for one comparison.
     let Ok(_turn) = connection.history_turn().acquire().await else {
         return false;
     };
-    if connection.is_of_history(history.number()) {
+    if is_shown() {
         return true;
     }
     for mirror in set.all() {
@@ -53,7 +59,7 @@ pub(crate) async fn is_of_history(
     if is_current && history_of_hub(connection).await.is_ok_and(|now| now == of_hub) {
         connection.set_history(history.number(), of_hub);
     }
-    connection.is_of_history(history.number())
+    is_shown()
 }
 
 /// The history that the hub behind `connection` has at the time of the call; `None` if it leads to etcd.

@@ -10,6 +10,7 @@ use super::assemble::{Assembler, Step};
 use super::burst::Burst;
 use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
+use super::hub_history::history_of;
 use super::member::Feeding;
 use super::replaced;
 use crate::history::Before;
@@ -89,6 +90,8 @@ impl<'a> Feed<'a> {
                 .first_event(compacted)
                 .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
+        let before = feeding.set.cluster_state.before_check();
+        let of_hub = history_of(feeding.connection);
         let mut proof = loaded_by
             .clone()
             .map_or_else(|| by_events(0), ContinuityProof::Load);
@@ -97,6 +100,12 @@ impl<'a> Feed<'a> {
             // What does not prove anything is followed by the next proof.
             let cause = match opened {
                 Ok(proven) => {
+                    match &proof {
+                        ContinuityProof::Load(by) => feeding.note_loaded(&before, by),
+                        ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
+                            feeding.note_compared(&before, of_hub);
+                        }
+                    }
                     *loaded_by = None;
                     return Ok(proven);
                 }

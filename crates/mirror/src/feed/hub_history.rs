@@ -1,0 +1,34 @@
+//! Histories of a hub: which of its numbers are those of the mirrors' history. A raft log cannot be compared through a hub, so that
+//! only contents show that the history is the same under another number. Watchers continue under a known one alone.
+
+use super::member::Feeding;
+use crate::history::Before;
+use etcd_wire::grpc::hub::HubHistory;
+use rangecache_upstream::Connection;
+
+impl Feeding<'_> {
+    /// Records that the mirror's contents were found on the connection since the hub has proven `first` on it, if that was one.
+    pub(super) fn note_compared(&self, before: &Before, first: Option<HubHistory>) {
+        if let Some(now) = self.connection.proven_by_hub() {
+            let is_unchanged = first.map_or(now.is_first, |first| first == now.history);
+            if is_unchanged {
+                before.history.note_hub(now.history);
+            }
+        }
+    }
+
+    /// Records that the mirror was loaded by a connection, unless the number of its hub is another one than those that are known:
+    /// what the mirror had before, and who watched it, may be of another history.
+    pub(super) fn note_loaded(&self, before: &Before, loaded_by: &Connection) {
+        if let Some(of_hub) = history_of(loaded_by)
+            && before.history.knows_hub(of_hub).is_none()
+        {
+            before.history.note_hub(of_hub);
+        }
+    }
+}
+
+/// The history that the hub behind `connection` has proven last; `None` if it leads to etcd.
+pub(super) fn history_of(connection: &Connection) -> Option<HubHistory> {
+    connection.proven_by_hub().map(|proven| proven.history)
+}
