@@ -23,14 +23,19 @@ impl Hub {
     pub async fn start_some(chance: &Chance, settings: &Settings) -> Vec<Hub> {
         let mut hubs = Vec::new();
         for number in 0..1 + chance.below(MAX_HUBS) {
-            hubs.push(Hub::start(number, settings.as_hub(chance)).await);
+            let neighbours = 0..if chance.one_in(2) { number } else { 0 };
+            let place = Place::hub(number).with_neighbours(neighbours);
+            hubs.push(Hub::start_at(place, number, settings.as_hub(chance)).await);
         }
         hubs
     }
 
     /// Starts the hub with this number.
     pub async fn start(number: usize, settings: Settings) -> Hub {
-        let place = Place::hub(number);
+        Self::start_at(Place::hub(number), number, settings).await
+    }
+
+    async fn start_at(place: Place, number: usize, settings: Settings) -> Hub {
         Hub {
             network: Network::start(Place::authority_of_hub(number), place.authority.clone()),
             rangecache: Rangecache::start_at(place, settings).await,

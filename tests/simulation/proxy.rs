@@ -53,6 +53,8 @@ pub struct Place {
     endpoints: Vec<String>,
     /// `--fallback-endpoints`.
     fallbacks: Vec<String>,
+    /// `--warm-from`.
+    neighbours: Vec<String>,
 }
 
 impl Place {
@@ -62,6 +64,7 @@ impl Place {
             authority: AUTHORITY.to_owned(),
             endpoints: Self::members(),
             fallbacks: Vec::new(),
+            neighbours: Vec::new(),
         }
     }
 
@@ -83,6 +86,15 @@ impl Place {
             } else {
                 Vec::new()
             },
+            neighbours: Vec::new(),
+        }
+    }
+
+    /// The place, with these hubs as neighbours.
+    pub fn with_neighbours(self, hubs: std::ops::Range<usize>) -> Place {
+        Place {
+            neighbours: hubs.map(Self::authority_of_hub).collect(),
+            ..self
         }
     }
 
@@ -216,9 +228,13 @@ impl Settings {
         };
         let endpoints = format!("--endpoints={}", urls(&place.endpoints));
         let fallbacks = format!("--fallback-endpoints={}", urls(&place.fallbacks));
+        let neighbours = format!("--warm-from={}", urls(&place.neighbours));
         let mut own = vec!["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
         if !place.fallbacks.is_empty() {
             own.push(&fallbacks);
+        }
+        if !place.neighbours.is_empty() {
+            own.push(&neighbours);
         }
         let prefixes: Vec<_> = prefixes
             .iter()

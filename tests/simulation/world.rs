@@ -211,7 +211,9 @@ async fn start(job: Job, world: &World, settings: &Settings) -> Tiers {
         .cluster
         .trace
         .line(format!("members are fallbacks: {has_fallbacks}"));
-    let place = Place::before_hubs(hubs.len(), has_fallbacks);
+    let neighbours = 0..if chance.one_in(2) { hubs.len() } else { 0 };
+    world.cluster.trace.line(format!("neighbours: {neighbours:?}"));
+    let place = Place::before_hubs(hubs.len(), has_fallbacks).with_neighbours(neighbours);
     Tiers {
         front: Rangecache::start_at(place, settings.clone()).await,
         hubs,
