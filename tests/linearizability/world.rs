@@ -120,6 +120,11 @@ impl Sidecar {
         self.rangecache = Some(builder.start_cold().await);
     }
 
+    /// Whether its links are all that it has.
+    pub fn is_before_members(&self) -> bool {
+        matches!(self.endpoints, Endpoints::Links)
+    }
+
     /// The process, which must be running.
     pub fn running(&self) -> &Rangecache {
         self.rangecache.as_ref().expect("runs")
