@@ -297,6 +297,12 @@ impl Connection {
         *self.hub_history.lock()
     }
 
+    /// The history itself of [`Connection::proven_by_hub`].
+    #[must_use]
+    pub fn hub_history(&self) -> Option<HubHistory> {
+        self.proven_by_hub().map(|proven| proven.history)
+    }
+
     /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's. In another
     /// history of a hub, the one behind this connection has to be compared again.
     fn take_origin(&self, headers: &mut HeaderMap) -> Option<Origin> {

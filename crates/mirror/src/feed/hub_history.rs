@@ -20,15 +20,10 @@ impl Feeding<'_> {
     /// Records that the mirror was loaded by a connection, unless the number of its hub is another one than those that are known:
     /// what the mirror had before, and who watched it, may be of another history.
     pub(super) fn note_loaded(&self, before: &Before, loaded_by: &Connection) {
-        if let Some(of_hub) = history_of(loaded_by)
+        if let Some(of_hub) = loaded_by.hub_history()
             && before.history.knows_hub(of_hub).is_none()
         {
             before.history.note_hub(of_hub);
         }
     }
-}
-
-/// The history that the hub behind `connection` has proven last; `None` if it leads to etcd.
-pub(super) fn history_of(connection: &Connection) -> Option<HubHistory> {
-    connection.proven_by_hub().map(|proven| proven.history)
 }

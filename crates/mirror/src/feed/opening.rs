@@ -10,7 +10,6 @@ use super::assemble::{Assembler, Step};
 use super::burst::Burst;
 use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
-use super::hub_history::history_of;
 use super::member::Feeding;
 use super::replaced;
 use crate::history::Before;
@@ -91,7 +90,7 @@ impl<'a> Feed<'a> {
                 .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
         let before = feeding.set.cluster_state.before_check();
-        let of_hub = history_of(feeding.connection);
+        let of_hub = feeding.connection.hub_history();
         let mut proof = loaded_by
             .clone()
             .map_or_else(|| by_events(0), ContinuityProof::Load);

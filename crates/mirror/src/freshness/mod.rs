@@ -579,7 +579,7 @@ async fn compare_log(
     Ok(match checked.origin {
         Some(Origin::Hub) => None,
         Some(Origin::Proven(HubProof { history, .. })) => {
-            let last = connection.proven_by_hub().map(|proven| proven.history);
+            let last = connection.hub_history();
             // Another response has shown a later history of the hub meanwhile.
             (last == Some(history)).then_some(LogComparison {
                 raft_index: None,

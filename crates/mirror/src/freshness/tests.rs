@@ -100,7 +100,7 @@ async fn bench_with(slow_round: Duration) -> Bench {
         }),
         continues: Box::new(move |connection, history| {
             comparisons.fetch_add(1, Ordering::SeqCst);
-            let of_hub = connection.proven_by_hub().map(|proven| proven.history);
+            let of_hub = connection.hub_history();
             connection.set_history(history.number(), of_hub);
             Box::pin(std::future::ready(true))
         }),
