@@ -209,6 +209,28 @@ async fn health_checks_of_leaves_are_answered_by_the_hub_and_those_of_clients_by
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn periodic_checks_of_leaves_share_those_of_their_hub() {
+    let scene = Scene::start().await;
+    let more = [(); 2].map(|()| Rangecache::at(scene.hub.url()).start());
+    let _more = futures_util::future::join_all(more).await;
+    // Those of the starts are over once each has made its first.
+    let counted = async || {
+        let metrics = scene.hub.metrics().await;
+        let reads = metrics.sum("rangecache_quorum_check_reads_total");
+        (metrics.sum("rangecache_quorum_checks_total"), reads)
+    };
+    let before = counted().await;
+    let (after, _) = until(SOON, "the hub has served forty periodic checks", async || {
+        let now = counted().await;
+        (now.1 >= before.1 + 40.0).then_some(now)
+    })
+    .await;
+    let (checks, reads) = (after.0 - before.0, after.1 - before.1);
+    // One check of the hub serves its own probe and three leaves; some come late.
+    assert!(checks <= reads * 0.75, "{checks} checks for {reads} reads");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leaf_follows_its_hub_to_a_cluster_that_was_restored_under_another_id() {
     let Scene {
         direct,

@@ -51,17 +51,19 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
     // By the mirrors' positions.
     let mut lags: Vec<Lag> = Vec::new();
     loop {
-        tokio::select! {
-            _ = timer.tick() => {}
+        let is_tick = tokio::select! {
+            _ = timer.tick() => true,
             // A read has found a compaction: reads of revisions below it then no longer fail the checks of others.
-            () = probe.compaction.found() => {}
-        }
+            () = probe.compaction.found() => false,
+        };
         faults::trip(Fault::Probe);
         set.all().for_each(Mirror::age);
         let before = set.cluster_state.before_check();
         let raft_index = raft_index(upstream).await;
         ticks = ticks.wrapping_add(1);
-        if let Ok(proof) = proof(probe, ticks).await {
+        // Mirrors wait for the first check.
+        let may_wait = is_tick && ticks > 1;
+        if let Ok(proof) = proof(probe, ticks, may_wait).await {
             if let Some(raft_index) = raft_index
                 && proof.history == before.history_id()
             {
@@ -105,12 +107,15 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
 
 /// Makes a quorum check without credentials, which also shows whether auth is on. If it is, makes one as rangecache's
 /// own user for each mirror, which also shows whether the user may still read the mirrored keys. Detecting that auth
-/// is off again is not urgent, because etcd then authorizes every caller.
-async fn proof(probe: &Probe<'_>, ticks: u32) -> Result<Proof, Reason> {
+/// is off again is not urgent, because etcd then authorizes every caller. Behind a hub, a check that `may_wait` is one of the hub's.
+async fn proof(probe: &Probe<'_>, ticks: u32, may_wait: bool) -> Result<Proof, Reason> {
     let (set, freshness) = (probe.set, probe.freshness);
     let credentials = probe.upstream.credentials();
     if !credentials.name_a_user() {
-        return freshness.prove().await;
+        return match may_wait && probe.upstream.is_behind_hub() {
+            true => freshness.probe().await,
+            false => freshness.prove().await,
+        };
     }
     let is_on = set.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
     let mut proof = if is_on {

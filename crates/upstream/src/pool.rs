@@ -55,8 +55,9 @@ pub struct Upstream {
     refreshing: Mutex<()>,
     /// Time from which on fallbacks are used.
     fallback_from: Instant,
-    /// Endpoint at which the next search for the least busy connection starts, so that ties rotate.
-    next: AtomicUsize,
+    /// Endpoint at which the next search for the least busy connection of each class starts, so that ties rotate. Calls of one
+    /// class that follow each of another would otherwise always get the same endpoint.
+    next: [AtomicUsize; ConnectionClass::ALL.len()],
     context: Arc<ConnectionContext>,
     /// Whether RangeStream may be used at all.
     may_stream: bool,
@@ -91,7 +92,7 @@ impl Upstream {
             endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             refreshing: Mutex::new(()),
             fallback_from: Instant::now() + FALLBACK_DELAY,
-            next: AtomicUsize::new(0),
+            next: Default::default(),
             context,
             may_stream,
             changes,
@@ -344,7 +345,7 @@ impl Upstream {
         class: ConnectionClass,
         is_wanted: impl Fn(&Connection) -> bool,
     ) -> Option<Arc<Connection>> {
-        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let start = self.next[class as usize].fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(u8, usize, Arc<Connection>)> = None;
         let endpoints = self.list();
         for offset in 0..endpoints.len() {

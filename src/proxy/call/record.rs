@@ -184,6 +184,12 @@ impl CallRecord {
         self.begun = Instant::now();
     }
 
+    /// Measures the times of the call from now on.
+    pub(in crate::proxy) fn measure_from_now(&mut self) {
+        self.begun = Instant::now();
+        self.client.measure_from(self.begun);
+    }
+
     /// Name of the client that makes the call.
     pub(in crate::proxy) fn client_name(&self) -> &ClientName {
         self.client.client().name()

@@ -19,6 +19,9 @@ pub const FEED: (&str, &[u8]) = ("rangecache-feed", b"true");
 /// Metadata of the health check by which a rangecache finds out whether its endpoint serves, and its value: another rangecache
 /// answers it for the members behind it.
 pub const HEALTH: (&str, &[u8]) = ("rangecache-health", b"true");
+/// Metadata of the quorum check that a rangecache makes periodically, for which no read of its clients waits, and its value: another
+/// rangecache answers it by the next check that it makes for others, if it makes one within [`PROBE_WAIT`](super::hub::PROBE_WAIT).
+pub const PROBE: (&str, &[u8]) = ("rangecache-probe", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
 pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 
@@ -44,6 +47,8 @@ pub struct HeadFields {
     pub(super) is_feed: bool,
     /// A rangecache asks whether its endpoint serves.
     pub is_health_check: bool,
+    /// No read of a rangecache's clients waits for the quorum check.
+    pub(super) is_probe: bool,
     /// There is something that etcd might treat in a way of its own.
     pub(super) is_unusual: bool,
     /// Memory of the fields, in bytes.
@@ -87,6 +92,7 @@ impl HeadFields {
             explains: false,
             is_feed: false,
             is_health_check: false,
+            is_probe: false,
             is_unusual: false,
             bytes: 0,
         };
@@ -118,6 +124,7 @@ impl HeadFields {
                     fields.explains |= field == EXPLAIN;
                     fields.is_feed |= field == FEED;
                     fields.is_health_check |= field == HEALTH;
+                    fields.is_probe |= field == PROBE;
                 }
                 _ => {}
             }

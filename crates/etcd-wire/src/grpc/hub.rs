@@ -18,6 +18,10 @@ pub const ENDPOINTS: HeaderName = HeaderName::from_static("rangecache-endpoints"
 /// etcd is restored as another cluster.
 pub const CLUSTER: HeaderName = HeaderName::from_static("rangecache-cluster");
 
+/// Longest time for which a hub lets the periodic check of a leaf wait for one that it makes for others. Its own probe makes one in
+/// each `--probe-interval`, which is as long by default.
+pub const PROBE_WAIT: Duration = Duration::from_secs(1);
+
 /// A history of etcd as a hub numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HubHistory {

@@ -6,13 +6,21 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::bounds::{InvalidBounds, MAX_STALENESS, MIN_REVISION, ReadBounds};
-use super::fields::{BYPASS, ContentType, EXPLAIN, FEED, HEALTH, HeadFields};
+use super::fields::{BYPASS, ContentType, EXPLAIN, FEED, HEALTH, HeadFields, PROBE};
 
 /// Longest request message of a Range that is decoded, in bytes: two keys and a few numbers. Longer requests are forwarded
 /// unread.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Names of metadata that address rangecache, and are not forwarded.
-const OWN_METADATA: [&str; 6] = [BYPASS.0, EXPLAIN.0, FEED.0, HEALTH.0, MIN_REVISION, MAX_STALENESS];
+const OWN_METADATA: [&str; 7] = [
+    BYPASS.0,
+    EXPLAIN.0,
+    FEED.0,
+    HEALTH.0,
+    PROBE.0,
+    MIN_REVISION,
+    MAX_STALENESS,
+];
 /// Metadata of a response to a read that asked for it: its outcome and reason, such as `hit; linearizable`.
 pub const OUTCOME: HeaderName = HeaderName::from_static("rangecache-outcome");
 /// Metadata of a stale response: its age in milliseconds.
@@ -33,6 +41,8 @@ pub struct CallMetadata {
     pub is_of_rangecache: bool,
     /// Another rangecache follows this one by the call.
     pub is_feed: bool,
+    /// No read of another rangecache's clients waits for its quorum check.
+    pub is_probe: bool,
     /// The bounds within which a linearizable read needs no quorum check.
     pub bounds: Result<ReadBounds, InvalidBounds>,
     /// Content type of the request, and so of its response.
@@ -63,6 +73,7 @@ impl CallMetadata {
             bypass: fields.bypass,
             is_of_rangecache: fields.is_of_rangecache,
             is_feed: fields.is_feed,
+            is_probe: fields.is_probe,
             bounds: if fields.is_addressed {
                 ReadBounds::from_headers(headers)
             } else {

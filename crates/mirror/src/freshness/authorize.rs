@@ -5,6 +5,7 @@
 //! permission was revoked.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -14,11 +15,15 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::history::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::grpc::hub::Origin;
+use etcd_wire::grpc::fields::PROBE;
+use etcd_wire::grpc::hub::{Origin, PROBE_WAIT};
 use rangecache_base::telemetry::trace::{SpanContext, traceparent};
 use rangecache_upstream::{
     Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission,
 };
+
+/// Timeout of one attempt of a check.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A request for permission to read a range.
 #[derive(Debug)]
@@ -51,11 +56,26 @@ pub(super) struct Checked {
 pub(super) enum CheckCaller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
     Anonymous,
+    /// The same, of the periodic probe, for which no read waits: a hub may let it wait for one of its own checks.
+    Probe,
     /// The caller of one read, for permission to read its range.
     Authenticated(&'a Authorization<'a>),
 }
 
 impl CheckCaller<'_> {
+    /// Whether the check carries no credentials, and so shows whether auth is on.
+    pub(super) fn is_anonymous(&self) -> bool {
+        matches!(self, CheckCaller::Anonymous | CheckCaller::Probe)
+    }
+
+    /// Timeout of one attempt. A member that takes longer may be cut off from the others, so another one is tried.
+    pub(super) fn attempt_timeout(&self) -> Duration {
+        match self {
+            CheckCaller::Anonymous | CheckCaller::Authenticated(_) => ATTEMPT_TIMEOUT,
+            CheckCaller::Probe => PROBE_WAIT + ATTEMPT_TIMEOUT,
+        }
+    }
+
     /// The connections for this check. Metadata of a client never travels with a check that others wait for: it could
     /// fill the connection's header table, or make etcd close it.
     pub(super) fn connection_class(&self) -> ConnectionClass {
@@ -77,9 +97,12 @@ impl CheckCaller<'_> {
         trace: Option<&SpanContext>,
     ) -> Result<Checked, tonic::Status> {
         let (header, is_quorum, origin) = match self {
-            CheckCaller::Anonymous => {
+            CheckCaller::Anonymous | CheckCaller::Probe => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
+                if matches!(self, CheckCaller::Probe) && connection.leads_to_hub() {
+                    metadata.insert(PROBE.0, MetadataValue::from_static("true"));
+                }
                 let (header, origin) = anonymous_check(connection, revision, metadata).await?;
                 (header, true, origin)
             }
@@ -112,7 +135,7 @@ impl CheckCaller<'_> {
     /// Whether another member may succeed where one failed with `status`. Any other failure of an authenticated check
     /// may be caused by the caller's own metadata, and must not make the member look unhealthy to other callers.
     pub(super) fn may_try_another_member(&self, status: &tonic::Status) -> bool {
-        matches!(self, CheckCaller::Anonymous)
+        self.is_anonymous()
             || matches!(
                 status.code(),
                 Code::Unavailable | Code::DeadlineExceeded | Code::Unknown

@@ -29,7 +29,7 @@ use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
-use etcd_wire::grpc::hub::{HubProof, Origin};
+use etcd_wire::grpc::hub::{HubProof, Origin, PROBE_WAIT};
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::caught;
@@ -39,9 +39,6 @@ use rangecache_upstream::{Connection, Upstream, is_compaction, is_future_revisio
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
 pub use round::{Proof, Unproven};
 
-/// Timeout of one attempt of a check. A member that takes longer may be cut off from the others, so another one is
-/// tried.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before the next attempt.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 /// Timeout of one authorization of rangecache's own user.
@@ -121,11 +118,7 @@ impl Freshness {
     /// # Errors
     /// The reason why there is no proof.
     pub async fn prove(self: &Arc<Self>) -> Result<Proof, Reason> {
-        self.prove_at(0, None).await.map_err(|unproven| match unproven {
-            Unproven::For(reason) => reason,
-            // Not reached: no revision is checked for this read.
-            Unproven::Compacted(_) => Reason::CheckFailed,
-        })
+        self.prove_at(0, None).await.map_err(Unproven::without_revision)
     }
 
     /// Like [`Freshness::prove`], for a read at the past `revision`, unless that is 0 or less: also proves that etcd
@@ -152,9 +145,47 @@ impl Freshness {
                 }
             }
         });
-        tokio::time::timeout_at(round.created + self.timeout(), again)
+        tokio::time::timeout_at(round.required_since() + self.timeout(), again)
             .await
             .unwrap_or(Err(Reason::CheckFailed.into()))
+    }
+
+    /// Like [`Freshness::prove`], for a caller that can wait: by the next check that others need, or by one of its own after
+    /// [`PROBE_WAIT`]. So the periodic checks of all leaves cost etcd nothing beside the hub's.
+    ///
+    /// # Errors
+    /// The reason why there is no proof.
+    pub async fn prove_with_others(self: &Arc<Self>) -> Result<Proof, Reason> {
+        let round = {
+            let mut rounds = self.rounds.lock();
+            let round = Arc::clone(rounds.gathering.get_or_insert_default());
+            round.state.lock().add_read(0);
+            round
+        };
+        let result = match tokio::time::timeout(PROBE_WAIT, round.wait()).await {
+            Ok(result) => result,
+            Err(_) => {
+                self.require(&round);
+                round.wait().await
+            }
+        };
+        match self.settle(0, result) {
+            Some(Ok(proof)) => Ok(proof),
+            Some(Err(Unproven::For(reason))) => Err(reason),
+            // The check was made at a compacted revision of another read.
+            _ => self.prove().await,
+        }
+    }
+
+    /// A check of the periodic probe, for which no read waits. Behind a hub it takes up to [`PROBE_WAIT`], so that the hub needs
+    /// none for it.
+    ///
+    /// # Errors
+    /// The reason why there is no proof.
+    pub(super) async fn probe(&self) -> Result<Proof, Reason> {
+        let deadline = Instant::now() + PROBE_WAIT + self.timeout();
+        let checked = self.check(&CheckCaller::Probe, 0, None, deadline).await;
+        checked.map_err(Unproven::without_revision)
     }
 
     /// The revision at which a check for a read at `revision` is made; 0 if that must not be part of the check. A
@@ -227,11 +258,7 @@ impl Freshness {
             serializable: false,
         };
         let authorized = self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await;
-        authorized.map_err(|unproven| match unproven {
-            Unproven::For(reason) => reason,
-            // Not reached: no revision is checked for this read.
-            Unproven::Compacted(_) => Reason::CheckFailed,
-        })
+        authorized.map_err(Unproven::without_revision)
     }
 
     /// Joins the gathering round with a read that needs the revision `at`, and sends it if it is due.
@@ -242,12 +269,20 @@ impl Freshness {
         {
             let mut state = round.state.lock();
             state.add_read(at);
+            state.require();
             if let Some(link) = link {
                 *link = Some(state.span.get_or_insert_with(root_context).clone());
             }
         }
         self.send_if_due(&mut rounds);
         round
+    }
+
+    /// Requires the check of `round`, which has been sent or is the gathering one.
+    fn require(self: &Arc<Self>, round: &Round) {
+        let mut rounds = self.rounds.lock();
+        round.state.lock().require();
+        self.send_if_due(&mut rounds);
     }
 
     /// Sends the gathering round if it is due; later reads join the next one. If it is delayed, ensures that it is
@@ -325,7 +360,7 @@ impl Freshness {
         };
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         // A panic is caught, so that the waiting reads get a result in any case.
-        let deadline = round.created + self.timeout();
+        let deadline = round.required_since() + self.timeout();
         let check = caught(self.check(&CheckCaller::Anonymous, at, span.as_deref_mut(), deadline));
         let result = check.await.unwrap_or(Err(Reason::CheckFailed.into()));
         let reads = self.finish(round, result);
@@ -417,7 +452,7 @@ impl Freshness {
                 };
                 Ok::<_, tonic::Status>((checked.header, checked.is_quorum, compared))
             };
-            let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
+            let attempt_deadline = deadline.min(Instant::now() + caller.attempt_timeout());
             let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match attempted {
@@ -500,7 +535,7 @@ impl Freshness {
 
     /// Records that auth is on if an anonymous check was refused, and logs the change.
     fn record_refusal(&self, caller: &CheckCaller<'_>, status: &tonic::Status) {
-        if !matches!(caller, CheckCaller::Anonymous) || self.cluster_state.auth_is_on() == Auth::On {
+        if !caller.is_anonymous() || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
         let credentials = self.upstream.credentials();
@@ -536,7 +571,7 @@ impl Freshness {
         raft_index: Option<u64>,
     ) -> Result<(), Reason> {
         // Only an unauthenticated check can show that auth is off.
-        if matches!(caller, CheckCaller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
+        if caller.is_anonymous() && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
         match self.cluster_state.after_check(before, header, raft_index) {

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A round is due when none is in flight, or the last one is slow; under load it waits up to [`COALESCE_DELAY`] for the clients
-//! that the round before it has served ([`Rounds::is_due`]).
+//! that the round before it has served ([`Rounds::is_due`]). Periodic checks of leaves join a round, but do not make it due.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +78,17 @@ pub enum Unproven {
     For(Reason),
 }
 
+impl Unproven {
+    /// The reason, for a read of the newest state.
+    pub(super) fn without_revision(self) -> Reason {
+        match self {
+            Unproven::For(reason) => reason,
+            // Not reached: no revision is checked for it.
+            Unproven::Compacted(_) => Reason::CheckFailed,
+        }
+    }
+}
+
 impl From<Reason> for Unproven {
     fn from(reason: Reason) -> Self {
         Unproven::For(reason)
@@ -111,13 +122,17 @@ impl Rounds {
         let Some(round) = &self.gathering else {
             return false;
         };
+        let state = round.state.lock();
+        if state.required.is_none() {
+            return false;
+        }
         if self.in_flight > 0 {
             let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= slow_round);
             return slow && self.in_flight < MAX_ROUNDS;
         }
         let expected = self.last_reads[0].max(self.last_reads[1]);
         expected < COALESCE_MIN_READS
-            || round.state.lock().reads * 8 >= expected * 7
+            || state.reads * 8 >= expected * 7
             || self.last_done.is_none_or(|done| done.elapsed() >= COALESCE_DELAY)
     }
 
@@ -135,8 +150,6 @@ impl Rounds {
 
 /// Shared quorum check and the reads that it serves.
 pub(super) struct Round {
-    /// When the first read joined. The timeout of all reads of the round starts here.
-    pub(super) created: Instant,
     pub(super) state: Mutex<RoundState>,
     /// Notified when `state.result` is set.
     done: Notify,
@@ -145,6 +158,9 @@ pub(super) struct Round {
 #[derive(Default)]
 pub(super) struct RoundState {
     pub(super) reads: u64,
+    /// When the first read joined that needs the check at once. The timeout of all reads of the round starts here; without it the
+    /// round is not sent.
+    required: Option<Instant>,
     /// Lowest past revision that a read of the round needs, which is the revision of the check: its success proves for
     /// all of them that etcd has not compacted their revisions. 0 if every read wants the newest state.
     pub(super) at: i64,
@@ -154,6 +170,11 @@ pub(super) struct RoundState {
 }
 
 impl RoundState {
+    /// Requires the check now, if nothing did before.
+    pub(super) fn require(&mut self) {
+        self.required.get_or_insert_with(Instant::now);
+    }
+
     /// Adds a read of the past revision `at`, or of the newest state if that is 0.
     pub(super) fn add_read(&mut self, at: i64) {
         self.reads += 1;
@@ -167,7 +188,6 @@ impl RoundState {
 impl Default for Round {
     fn default() -> Self {
         Round {
-            created: Instant::now(),
             state: Mutex::default(),
             done: Notify::new(),
         }
@@ -175,6 +195,11 @@ impl Default for Round {
 }
 
 impl Round {
+    /// When the check was required first.
+    pub(super) fn required_since(&self) -> Instant {
+        self.state.lock().required.unwrap_or_else(Instant::now)
+    }
+
     /// Waits for the round's result.
     pub(super) async fn wait(&self) -> Result<Proof, Unproven> {
         loop {
@@ -213,6 +238,7 @@ mod tests {
     fn gathering(rounds: &mut Rounds, reads: u64) {
         let round = Round::default();
         round.state.lock().reads = reads;
+        round.state.lock().require();
         rounds.gathering = Some(Arc::new(round));
     }
 

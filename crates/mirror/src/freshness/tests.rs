@@ -143,13 +143,10 @@ impl Bench {
     /// A read that has joined a round when this returns.
     fn read_at(&self, revision: i64) -> tokio::task::JoinHandle<Result<i64, Unproven>> {
         let freshness = Arc::clone(&self.freshness);
-        let mut read = Box::pin(async move {
+        joined(async move {
             let proof = freshness.prove_at(revision, None).await?;
             Ok(proof.header.revision)
-        });
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        assert!(read.as_mut().poll(&mut context).is_pending());
-        tokio::spawn(read)
+        })
     }
 
     async fn check(&mut self) -> Held {
@@ -196,6 +193,56 @@ async fn waiting_reads_share_one_check() {
         assert_eq!(read.await.unwrap(), Ok(6));
     }
     assert!(bench.checks.try_recv().is_err(), "65 reads took two checks");
+}
+
+/// Polls once what then waits for a round.
+fn joined<T: Send + 'static>(
+    joining: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    let mut joining = Box::pin(joining);
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(joining.as_mut().poll(&mut context).is_pending());
+    tokio::spawn(joining)
+}
+
+/// Revision that the periodic check of a leaf proves, which has joined a round when this returns.
+fn check_of_leaf(bench: &Bench) -> tokio::task::JoinHandle<Option<i64>> {
+    let freshness = Arc::clone(&bench.freshness);
+    joined(async move { Some(freshness.prove_with_others().await.ok()?.header.revision) })
+}
+
+#[tokio::test]
+async fn periodic_checks_of_leaves_wait_for_the_next_check_that_a_read_needs() {
+    let mut bench = bench().await;
+    let of_leaves = [(); 3].map(|()| check_of_leaf(&bench));
+    tokio::time::sleep(SLOW_ROUND).await;
+    assert!(bench.checks.try_recv().is_err(), "nothing needs a check yet");
+    let read = bench.read();
+    let in_flight = bench.check().await;
+    let late = check_of_leaf(&bench);
+    in_flight.answer(fake::range_at(1, 5, 2));
+    assert_eq!(read.await.unwrap(), Ok(5));
+    for of_leaf in of_leaves {
+        assert_eq!(of_leaf.await.unwrap(), Some(5));
+    }
+    // The check was sent before this one arrived, which makes one by itself after `PROBE_WAIT`.
+    bench.check().await.answer(fake::range_at(1, 6, 2));
+    assert_eq!(late.await.unwrap(), Some(6));
+    assert!(bench.checks.try_recv().is_err());
+}
+
+/// The timeout of a round begins with the first read that needs it, not with the check of a leaf that waits in it.
+#[tokio::test]
+async fn read_in_a_round_in_which_a_leaf_waits_has_all_of_its_timeout() {
+    let round = Round::default();
+    round.state.lock().add_read(0);
+    tokio::time::pause();
+    tokio::time::advance(PROBE_WAIT).await;
+    round.state.lock().require();
+    let required = Instant::now();
+    tokio::time::advance(PROBE_WAIT).await;
+    round.state.lock().require();
+    assert_eq!(round.required_since(), required);
 }
 
 #[tokio::test]

@@ -18,10 +18,10 @@ use etcd_wire::grpc::metadata::OUTCOME;
 use rangecache_base::net::Url;
 use rangecache_upstream::{ConnectError, ReceiveWindow};
 
-/// Timeout for connecting to a neighbour and for its first keys: the load from etcd waits meanwhile.
-const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
-/// Timeout for each of the others.
-const NEXT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for connecting to a neighbour and for the head of its response: the load from etcd waits meanwhile.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout for each message that follows: many that start at once may share the neighbour's processors.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Beginning of the outcome of a read that memory has answered.
 const FROM_MEMORY: &str = "hit;";
 
@@ -68,8 +68,11 @@ pub(super) async fn ask_neighbours(load: &Load<'_>) -> Option<Previous> {
 }
 
 async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
-    let first = Instant::now() + FIRST_TIMEOUT;
-    let connection = load.upstream.neighbour(url, ReceiveWindow::LOAD, first).await?;
+    let deadline = Instant::now() + HEAD_TIMEOUT;
+    let connection = load
+        .upstream
+        .neighbour(url, ReceiveWindow::LOAD, deadline)
+        .await?;
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let scope = &load.mirror.scope;
@@ -81,7 +84,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
     request
         .metadata_mut()
         .insert(EXPLAIN.0, MetadataValue::from_static("true"));
-    let response = tokio::time::timeout_at(first, client.range_stream(request));
+    let response = tokio::time::timeout_at(deadline, client.range_stream(request));
     let response = response.await.map_err(|_| Useless::TimedOut)??;
     let outcome = response.metadata().get(OUTCOME.as_str());
     // Dropped otherwise, before its etcd has sent much for it.
@@ -90,13 +93,12 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
     }
     let mut stream = response.into_inner();
     let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
-    let (mut deadline, mut cluster_id) = (first, None);
+    let mut cluster_id = None;
     loop {
-        let piece = tokio::time::timeout_at(deadline, stream.message());
-        let Some(chunk) = piece.await.map_err(|_| Useless::TimedOut)?? else {
+        let message = tokio::time::timeout(MESSAGE_TIMEOUT, stream.message());
+        let Some(chunk) = message.await.map_err(|_| Useless::TimedOut)?? else {
             break;
         };
-        deadline = Instant::now() + NEXT_TIMEOUT;
         let Some(response) = chunk.range_response else {
             continue;
         };

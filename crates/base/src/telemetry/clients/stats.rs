@@ -292,6 +292,13 @@ impl ClientCall {
         }
     }
 
+    /// Measures the call as if it had `arrived` then.
+    pub fn measure_from(&mut self, arrived: Instant) {
+        if let Some(measured) = &mut self.measured {
+            measured.arrived = arrived;
+        }
+    }
+
     /// Counts the call as an open Watch stream.
     pub fn set_watch(&mut self) {
         if !self.is_watch {
