@@ -11,6 +11,7 @@ use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
 use super::decide::decide;
+use super::leaf_check::is_leaf_check;
 use super::shadow;
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
@@ -159,7 +160,7 @@ async fn handle<W: WireFormat>(
         prefixes.record_wait(prefix, waited);
     }
     let (reason, turn) = match decided {
-        Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
+        Ok(answer) => match turn_to_compare::<W>(proxy, request, &answer, record) {
             None => match respond(proxy, &received.format, request, answer, record) {
                 Ok(response) => return Ok(response),
                 Err(reason) => (reason, None),
@@ -175,11 +176,15 @@ async fn handle<W: WireFormat>(
 /// A turn for the comparison, if the read is one that etcd is to answer although memory could (`--shadow`).
 fn turn_to_compare<W: WireFormat>(
     proxy: &Proxy,
+    request: &ReadRequest,
     answer: &MemoryAnswer,
     record: &CallRecord,
 ) -> Option<OwnedSemaphorePermit> {
-    let is_comparable =
-        W::IS_COMPARED && matches!(answer, MemoryAnswer::Entries(..)) && record.stale_age.is_none();
+    // A leaf has no proof by a response of etcd.
+    let is_comparable = W::IS_COMPARED
+        && matches!(answer, MemoryAnswer::Entries(..))
+        && record.stale_age.is_none()
+        && !is_leaf_check(request);
     is_comparable.then(|| proxy.shadow.choose())?
 }
 
@@ -410,12 +415,19 @@ mod tests {
         let hit = Outcome::Hit(Read::Linearizable);
         let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit);
         let refusal = MemoryAnswer::refusal(Status::Compacted);
-        assert!(turn_to_compare::<Told>(&scene.proxy, &entries, &record).is_some());
-        assert!(turn_to_compare::<Told>(&scene.proxy, &refusal, &record).is_none());
-        record.stale_age = Some(std::time::Duration::ZERO);
+        let turn = |request: &ReadRequest, answer: &MemoryAnswer, record: &CallRecord| {
+            turn_to_compare::<Told>(&scene.proxy, request, answer, record)
+        };
+        assert!(turn(&request(), &entries, &record).is_some());
+        assert!(turn(&request(), &refusal, &record).is_none());
+        let mut of_leaf = request();
+        of_leaf.query.key = "rangecache/quorum-check".into();
+        of_leaf.metadata.is_of_rangecache = true;
         assert!(
-            turn_to_compare::<Told>(&scene.proxy, &entries, &record).is_none(),
-            "it is stale"
+            turn(&of_leaf, &entries, &record).is_none(),
+            "it proves nothing then"
         );
+        record.stale_age = Some(std::time::Duration::ZERO);
+        assert!(turn(&request(), &entries, &record).is_none(), "it is stale");
     }
 }

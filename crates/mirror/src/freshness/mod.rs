@@ -289,7 +289,7 @@ impl Freshness {
     /// reconsidered after [`COALESCE_DELAY`].
     fn send_if_due(self: &Arc<Self>, rounds: &mut Rounds) {
         if !rounds.is_due(self.slow_round) {
-            if rounds.gathering.is_some() && rounds.in_flight == 0 && !rounds.is_delayed {
+            if rounds.is_to_be_delayed() {
                 rounds.is_delayed = true;
                 let freshness = Arc::clone(self);
                 self.tasks.spawn(async move {

@@ -136,6 +136,12 @@ impl Rounds {
             || self.last_done.is_none_or(|done| done.elapsed() >= COALESCE_DELAY)
     }
 
+    /// Whether the gathering round, which is not due, waits for the delay alone, and nothing will send it then.
+    pub(super) fn is_to_be_delayed(&self) -> bool {
+        let is_required = |round: &Arc<Round>| round.state.lock().required.is_some();
+        self.in_flight == 0 && !self.is_delayed && self.gathering.as_ref().is_some_and(is_required)
+    }
+
     /// Records the end of a round that served `reads`.
     pub(super) fn record_done(&mut self, reads: u64) {
         self.in_flight -= 1;
@@ -276,6 +282,22 @@ mod tests {
         assert!(rounds.is_due(SLOW_ROUND));
         gathering(&mut rounds, 1);
         assert!(!rounds.is_due(SLOW_ROUND));
+        tokio::time::advance(COALESCE_DELAY).await;
+        assert!(rounds.is_due(SLOW_ROUND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn round_that_no_read_needs_is_neither_due_nor_delayed() {
+        let mut rounds = Rounds {
+            in_flight: 1,
+            ..Rounds::default()
+        };
+        rounds.record_done(16);
+        let round = Arc::clone(rounds.gathering.get_or_insert_default());
+        round.state.lock().add_read(0);
+        assert!(!rounds.is_due(SLOW_ROUND) && !rounds.is_to_be_delayed());
+        round.state.lock().require();
+        assert!(!rounds.is_due(SLOW_ROUND) && rounds.is_to_be_delayed());
         tokio::time::advance(COALESCE_DELAY).await;
         assert!(rounds.is_due(SLOW_ROUND));
     }
