@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::Guard;
@@ -47,6 +47,14 @@ const BUSY_LEADER_FACTOR: usize = 2;
 /// Calls in flight on the leader that are never too many.
 const BUSY_LEADER_CALLS: usize = 64;
 
+/// The place `among` endpoints at which search number `number` begins. Places that followed each other would give calls that a client
+/// makes in turn always the same endpoints, of which one may hang.
+fn scattered(number: u64, among: usize) -> usize {
+    // Multiples of the golden ratio spread evenly and never repeat (Knuth, The Art of Computer Programming 3, 6.4).
+    let fraction = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    usize::try_from((fraction * among as u64) >> 32).unwrap_or_default()
+}
+
 /// etcd: all endpoints with their connections, versions and health.
 #[derive(Debug)]
 pub struct Upstream {
@@ -55,9 +63,8 @@ pub struct Upstream {
     refreshing: Mutex<()>,
     /// Time from which on fallbacks are used.
     fallback_from: Instant,
-    /// Endpoint at which the next search for the least busy connection of each class starts, so that ties rotate. Calls of one
-    /// class that follow each of another would otherwise always get the same endpoint.
-    next: [AtomicUsize; ConnectionClass::ALL.len()],
+    /// Number of searches for the least busy connection, which decides ties.
+    searches: AtomicU64,
     context: Arc<ConnectionContext>,
     /// Whether RangeStream may be used at all.
     may_stream: bool,
@@ -92,7 +99,7 @@ impl Upstream {
             endpoints: EndpointList::new(urls, Arc::clone(&changes)),
             refreshing: Mutex::new(()),
             fallback_from: Instant::now() + FALLBACK_DELAY,
-            next: Default::default(),
+            searches: AtomicU64::new(0),
             context,
             may_stream,
             changes,
@@ -345,9 +352,9 @@ impl Upstream {
         class: ConnectionClass,
         is_wanted: impl Fn(&Connection) -> bool,
     ) -> Option<Arc<Connection>> {
-        let start = self.next[class as usize].fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(u8, usize, Arc<Connection>)> = None;
         let endpoints = self.list();
+        let start = scattered(self.searches.fetch_add(1, Ordering::Relaxed), endpoints.len());
         for offset in 0..endpoints.len() {
             let endpoint = &endpoints[(start + offset) % endpoints.len()];
             if self.is_too_early_for(endpoint) {
@@ -663,8 +670,17 @@ mod tests {
         connection.unwrap().url().clone()
     }
 
+    /// The endpoints of eight choices in turn.
+    async fn chosen_of_eight(upstream: &Upstream) -> std::collections::BTreeSet<String> {
+        let mut urls = std::collections::BTreeSet::new();
+        for _ in 0..8 {
+            urls.insert(chosen(upstream).await.to_string());
+        }
+        urls
+    }
+
     #[tokio::test]
-    async fn calls_go_to_the_least_busy_connection_and_ties_rotate() {
+    async fn calls_go_to_the_least_busy_connection_and_ties_to_each() {
         let (a, b) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 2).await);
         let (upstream, _stop) = start(&[&a.url, &b.url], true);
         settled(&upstream, &[true, true]).await;
@@ -678,8 +694,21 @@ mod tests {
             assert_eq!(chosen(&upstream).await, b.url);
         }
         drop(held);
-        let in_turn = [chosen(&upstream).await, chosen(&upstream).await];
-        assert_ne!(in_turn[0], in_turn[1]);
+        assert_eq!(chosen_of_eight(&upstream).await.len(), 2);
+    }
+
+    #[test]
+    fn calls_in_turn_reach_every_endpoint_whatever_their_pattern() {
+        for among in 1..=5 {
+            for every in 1..=12_u64 {
+                let mut chosen = vec![0; among];
+                for number in 0..1_200 {
+                    chosen[scattered(number * every, among)] += 1;
+                }
+                let (least, even) = (*chosen.iter().min().unwrap(), 1_200 / among);
+                assert!(least * 10 > even * 9, "every {every} of {among}: {chosen:?}");
+            }
+        }
     }
 
     #[tokio::test]
@@ -694,8 +723,7 @@ mod tests {
         let to_a = upstream.connection_to(QUIET, &a.url, Instant::now() + SOON);
         assert_eq!(to_a.await.unwrap().url(), &a.url);
         upstream.avoid(&b.url);
-        let in_turn = [chosen(&upstream).await, chosen(&upstream).await];
-        assert_ne!(in_turn[0], in_turn[1], "neither is better");
+        assert_eq!(chosen_of_eight(&upstream).await.len(), 2, "neither is better");
     }
 
     #[tokio::test]
