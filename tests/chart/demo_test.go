@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"bufio"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,13 +44,15 @@ func (c *compose) mounts(t *testing.T, service string) map[string]string {
 func TestDemoIsComplete(t *testing.T) {
 	c := &compose{}
 	must(t, "compose.yaml", yaml.Unmarshal([]byte(read(t, demo+"/compose.yaml")), c))
-	if names := keysOf(c.Services); !slices.Equal(names, []string{"etcd", "grafana", "prometheus", "rangecache"}) {
+	if names := keysOf(c.Services); !slices.Equal(names, []string{"etcd", "grafana", "prometheus", "rangecache", "reads", "watches", "writes"}) {
 		t.Fatalf("%q", names)
 	}
 	tools := read(t, root+"/tests/tools/etcdctl/go.mod")
-	_, version, _ := strings.Cut(c.Services["etcd"].Image, ":")
-	if !strings.Contains(tools, "etcdctl/v3 "+version+"\n") {
-		t.Errorf("etcd %s is not one that is tested", version)
+	for _, name := range []string{"etcd", "watches", "writes"} {
+		_, version, _ := strings.Cut(c.Services[name].Image, ":")
+		if !strings.Contains(tools, "etcdctl/v3 "+version+"\n") {
+			t.Errorf("%s: etcd %s is not one that is tested", name, version)
+		}
 	}
 	var sources []string
 	for name, service := range c.Services {
@@ -83,8 +86,10 @@ func TestDemoIsComplete(t *testing.T) {
 
 	out, err := exec.Command(rangecacheBinary(), append([]string{"config"}, c.Services["rangecache"].Command...)...).CombinedOutput()
 	must(t, string(out), err)
-	if c.Services["rangecache"].Image != "ghcr.io/rangecache/rangecache:"+cargoVersion(t) {
-		t.Error(c.Services["rangecache"].Image)
+	for _, name := range []string{"rangecache", "reads"} {
+		if c.Services[name].Image != "ghcr.io/rangecache/rangecache:"+cargoVersion(t) {
+			t.Error(c.Services[name].Image)
+		}
 	}
 	// The dashboards are provisioned from the folder into which the dashboard is mounted.
 	provider := struct {
@@ -97,5 +102,45 @@ func TestDemoIsComplete(t *testing.T) {
 	must(t, "dashboards.yaml", yaml.Unmarshal([]byte(read(t, demo+"/grafana/dashboards.yaml")), &provider))
 	if c.mounts(t, "grafana")[provider.Providers[0].Options.Path+"/rangecache.json"] == "" {
 		t.Errorf("%v", provider)
+	}
+}
+
+// TestDemoHasLoad checks that the clients of demo/compose.yaml write, watch and read: the dashboard would open empty without them.
+func TestDemoHasLoad(t *testing.T) {
+	c := &compose{}
+	must(t, "compose.yaml", yaml.Unmarshal([]byte(read(t, demo+"/compose.yaml")), c))
+	clients, _ := startPair(t)
+	local := func(service string) []string {
+		var args []string
+		for _, arg := range c.Services[service].Command {
+			arg = strings.ReplaceAll(arg, "http://rangecache:23790", clients)
+			for target, source := range c.mounts(t, service) {
+				arg = strings.ReplaceAll(arg, target, source)
+			}
+			args = append(args, arg)
+		}
+		return args
+	}
+	watch := exec.Command(tools+"/etcdctl", local("watches")...)
+	events, err := watch.StdoutPipe()
+	must(t, "watches", err)
+	must(t, "watches", watch.Start())
+	t.Cleanup(func() {
+		_ = watch.Process.Kill()
+		_ = watch.Wait()
+	})
+	start(t, tools+"/etcdctl", local("writes")...)
+	line, err := bufio.NewReader(events).ReadString('\n')
+	if must(t, "an event", err); line != "PUT\n" {
+		t.Errorf("the watch got %q", line)
+	}
+
+	// At once, not in the 15 seconds that the demo takes for them.
+	args := append(local("reads"), "--speed=10000")
+	args = slices.DeleteFunc(args, func(arg string) bool { return arg == "--speed=20" })
+	out, err := exec.Command(rangecacheBinary(), args...).CombinedOutput()
+	must(t, string(out), err)
+	if !strings.Contains(string(out), "300 calls in") {
+		t.Errorf("not every line is a read:\n%s", out)
 	}
 }
