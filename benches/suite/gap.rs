@@ -2,7 +2,7 @@
 //! what the reload takes, beside the load of everything at the start, and a start from an image.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Result, anyhow, bail};
 use testkit::fault_link::{Condition, FaultLink};
@@ -17,6 +17,8 @@ use crate::usage::CpuSample;
 
 /// Parts of the keys that change during a gap, in percent.
 const CHANGED_PERCENT: [usize; 3] = [1, 10, 100];
+/// Writes in the log of an image: more than the newest entries by which a start shows that etcd's history is the image's.
+const LOGGED_WRITES: usize = 200;
 /// Interval between two looks at rangecache's metrics.
 const POLL: Duration = Duration::from_millis(10);
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -91,7 +93,14 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
         rows.push(measured(&setup, &rangecache, what, before, (&cpu, kept)).await?);
     }
     drop(rangecache);
-    rows.push(start_from_image(suite, &setup, folder.path(), endpoint).await?);
+    for writes in [0, LOGGED_WRITES] {
+        let write = async || data.rewrite(&etcd, writes).await;
+        let (folder, what) = (
+            folder.path(),
+            format!("start from an image, after {writes} writes"),
+        );
+        rows.push(start_from_image(suite, (&setup, endpoint), folder, what, write).await?);
+    }
     println!(
         "\n{} keys of {value_bytes} B\n\n| | ready after | sent by etcd | etcd's CPU | rangecache's CPU | not read |\n|---|---|---|---|---|---|",
         data.keys
@@ -110,9 +119,15 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
     Ok(())
 }
 
-/// Measures a start from an image that a process before has left.
-async fn start_from_image(suite: &Suite, setup: &Setup, folder: &Path, endpoint: Endpoint) -> Result<Row> {
-    progress("start from an image");
+/// Measures a start from an image that a process before has left, which has seen what `write` writes.
+async fn start_from_image(
+    suite: &Suite,
+    (setup, endpoint): (&Setup, Endpoint),
+    folder: &Path,
+    what: String,
+    write: impl AsyncFn() -> Result<()>,
+) -> Result<Row> {
+    progress(&what);
     let images = format!("--image-dir={}", folder.join("images").display());
     let start =
         async || processes::start_rangecache(&suite.binaries, folder, &[endpoint], &[&images], &[]).await;
@@ -122,12 +137,18 @@ async fn start_from_image(suite: &Suite, setup: &Setup, folder: &Path, endpoint:
         Ok(metric(&first, "rangecache_mirror_image_bytes").await? > 0.0)
     })
     .await?;
+    write().await?;
+    let written = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    until("the image has the writes", async || {
+        Ok(metric(&first, "rangecache_mirror_image_timestamp_seconds").await? > written + 1.0)
+    })
+    .await?;
     drop(first);
     let before = Before::now(setup).await?;
     let mut second = start().await?;
     second.wait_ready().await?;
     let nothing = (&CpuSample::default(), 0.0);
-    measured(setup, &second, "start from an image".into(), before, nothing).await
+    measured(setup, &second, what, before, nothing).await
 }
 
 /// Waits until `condition` holds.
