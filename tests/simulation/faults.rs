@@ -11,7 +11,7 @@ use crate::chance::Chance;
 use crate::cluster::{MEMBERS, Member, State};
 use crate::hub::Tiers;
 use crate::members::From;
-use crate::proxy::Rangecache;
+use crate::proxy::{Rangecache, Settings};
 use crate::restore::restore;
 use crate::seeds::Job;
 use crate::world::World;
@@ -99,7 +99,7 @@ impl Fault {
     ];
 
     /// The kinds of faults of one simulation of `job`: few, so that the same ones meet more often than if all were possible.
-    pub fn kinds(job: Job, has_auth: bool, chance: &Chance) -> Vec<Fault> {
+    pub fn kinds(job: Job, settings: &Settings, chance: &Chance) -> Vec<Fault> {
         let mut kinds = match job {
             Job::Mixed => Self::ALL.to_vec(),
             Job::Restores => Self::WITH_RESTORES.to_vec(),
@@ -120,8 +120,11 @@ impl Fault {
                 });
             }
         }
-        if has_auth {
+        if settings.has_auth {
             kinds.extend([Fault::RightsChanged; 2]);
+        }
+        if settings.has_images {
+            kinds.extend([Fault::Restarted; 2]);
         }
         if kinds.is_empty() {
             kinds.push(Fault::ConnectionsCut);

@@ -20,6 +20,7 @@ mod cluster;
 mod executions;
 mod faults;
 mod hub;
+mod images;
 mod known;
 mod kv;
 mod link;

@@ -25,6 +25,7 @@ use crate::auth::User;
 use crate::chance::Chance;
 use crate::closed_on_exit::ClosedOnExit;
 use crate::cluster::MEMBERS;
+use crate::images::Images;
 use crate::members::From;
 
 /// Address of the rangecache.
@@ -127,6 +128,8 @@ pub struct Settings {
     pub has_auth: bool,
     /// Whether memory is as scarce as if it had no room for values, from time to time.
     pub leaves_values_out: bool,
+    /// Whether images of the mirrors are kept over restarts (`--image-dir`).
+    pub has_images: bool,
 }
 
 impl Settings {
@@ -175,6 +178,7 @@ impl Settings {
             is_shadowed,
             has_auth,
             leaves_values_out: chance.one_in(4),
+            has_images: chance.one_in(3),
         }
     }
 
@@ -199,6 +203,7 @@ impl Settings {
             is_shadowed: false,
             has_auth: false,
             leaves_values_out: false,
+            has_images: false,
         }
     }
 
@@ -219,8 +224,8 @@ impl Settings {
         self
     }
 
-    /// The configuration at `place`, with `prefixes`.
-    fn config(&self, place: &Place, prefixes: &[&str]) -> Config {
+    /// The configuration at `place`, with `prefixes` and these images.
+    fn config(&self, place: &Place, prefixes: &[&str], images: Option<&Images>) -> Config {
         let listen = format!("--listen-client-urls=http://{}", place.authority);
         let urls = |authorities: &[String]| {
             let urls = authorities.iter().map(|authority| format!("http://{authority}"));
@@ -229,7 +234,9 @@ impl Settings {
         let endpoints = format!("--endpoints={}", urls(&place.endpoints));
         let fallbacks = format!("--fallback-endpoints={}", urls(&place.fallbacks));
         let neighbours = format!("--warm-from={}", urls(&place.neighbours));
+        let images = images.map(|images| format!("--image-dir={}", images.path().display()));
         let mut own = vec!["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
+        own.extend(images.as_deref());
         if !place.fallbacks.is_empty() {
             own.push(&fallbacks);
         }
@@ -252,6 +259,7 @@ impl Settings {
 pub struct Rangecache {
     place: Place,
     settings: Settings,
+    images: Option<Mutex<Images>>,
     process: Mutex<Option<Process>>,
 }
 
@@ -263,10 +271,12 @@ impl Rangecache {
 
     /// Starts it at `place`.
     pub async fn start_at(place: Place, settings: Settings) -> Self {
-        let process = Process::start(&place, &settings).await;
+        let images = settings.has_images.then(Images::new);
+        let process = Process::start(settings.config(&place, &settings.prefixes, images.as_ref())).await;
         Self {
             place,
             settings,
+            images: images.map(Mutex::new),
             process: Mutex::new(Some(process)),
         }
     }
@@ -283,14 +293,22 @@ impl Rangecache {
             Some(process) => process.stop(drain_timeout).await,
             None => true,
         };
-        let process = Process::start(&self.place, &self.settings).await;
+        if let Some(images) = &self.images {
+            images.lock().restart();
+        }
+        let process = Process::start(self.config(&self.settings.prefixes)).await;
         *self.process.lock() = Some(process);
         has_ended
     }
 
+    fn config(&self, prefixes: &[&str]) -> Config {
+        let images = self.images.as_ref().map(|images| images.lock());
+        self.settings.config(&self.place, prefixes, images.as_deref())
+    }
+
     /// Reloads it with other prefixes than those of its start.
     pub async fn reload(&self, prefixes: &[&str]) {
-        let config = self.settings.config(&self.place, prefixes);
+        let config = self.config(prefixes);
         let running = self.process.lock().as_ref().map(|process| {
             let Assembly { live, mirrors, .. } = &process.assembly;
             (live.clone(), Arc::clone(mirrors))
@@ -348,10 +366,10 @@ struct Process {
 }
 
 impl Process {
-    async fn start(place: &Place, settings: &Settings) -> Self {
+    async fn start(config: Config) -> Self {
         let exited = CancellationToken::new();
-        EXITED.with_borrow_mut(|of| of.insert(place.authority.clone(), exited.clone()));
-        let config = settings.config(place, &settings.prefixes);
+        let authority = config.listen.client_urls[0].authority().to_owned();
+        EXITED.with_borrow_mut(|of| of.insert(authority, exited.clone()));
         let files = Files::open(&config).expect("no files");
         let assembly = Assembly::start(&config, Vec::new(), files).expect("no files");
         let listen = &config.listen;

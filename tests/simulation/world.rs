@@ -99,7 +99,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
         settings = settings.behind_hub();
     }
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
-    let kinds = Fault::kinds(job, settings.has_auth, &world.chance);
+    let kinds = Fault::kinds(job, &settings, &world.chance);
     // Clients write one half of the keys alone, so that a mirror of the other half gets no events.
     let is_quiet = world.chance.one_in(3);
     trace.line(format!("faults: {kinds:?}, quiet: {is_quiet}"));

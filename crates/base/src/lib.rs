@@ -9,12 +9,14 @@
 //! | [`instance`] | identity of the process towards other rangecaches |
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
+//! | [`blocking`] | work that waits for the disk |
 //! | [`simulated`] | connections within the process, for tests |
 //! | [`unix_time`] | the present time in seconds since 1970 |
 //! | [`wake_gated`] | futures that are polled only once they were woken |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
+pub mod blocking;
 pub mod faults;
 pub mod flags;
 pub mod http_request;

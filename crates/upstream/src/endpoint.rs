@@ -36,6 +36,12 @@ const BACKOFF_LAST: Duration = Duration::from_millis(200);
 const LEFT_OUT_PAUSE: Duration = Duration::from_secs(1);
 /// Number of health checks without a response after which a member is taken for one that hangs.
 const UNANSWERED_CHECKS: u8 = 2;
+/// Time for which an endpoint that responds but cannot serve is avoided at first.
+const AVOID_FIRST: Duration = Duration::from_secs(2);
+/// Longest time for which it is avoided.
+const AVOID_LAST: Duration = Duration::from_secs(32);
+/// Time after which it has served well for long enough to be avoided for [`AVOID_FIRST`] again.
+const AVOID_FORGOTTEN: Duration = Duration::from_secs(10);
 /// A connection that lived longer resets the pause.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
 
@@ -160,6 +166,8 @@ pub(super) struct Endpoint {
     responses_seen: AtomicU64,
     /// Time until which other endpoints are preferred, in milliseconds since `created`.
     avoided_until_millis: AtomicU64,
+    /// How long it is or was avoided last.
+    avoided_for: Mutex<Duration>,
     created: Instant,
     /// The newest changes of all endpoints.
     changes: Arc<StateChanges>,
@@ -187,6 +195,7 @@ impl Endpoint {
             role: AtomicU8::new(Role::Unknown as u8),
             responses_seen: AtomicU64::new(0),
             avoided_until_millis: AtomicU64::new(0),
+            avoided_for: Mutex::default(),
             created: Instant::now(),
             changes,
         }
@@ -333,11 +342,22 @@ impl Endpoint {
         u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn avoid_for(&self, duration: Duration) {
-        let until = self
-            .now_millis()
-            .saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
-        self.avoided_until_millis.store(until, Ordering::Relaxed);
+    /// Prefers other endpoints for [`AVOID_FIRST`], or for twice as long as the last time if that has just ended: each time that the
+    /// endpoint is tried again, calls may hang there.
+    pub(super) fn avoid(&self) {
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let mut avoided_for = self.avoided_for.lock();
+        let (now, until) = (
+            self.now_millis(),
+            self.avoided_until_millis.load(Ordering::Relaxed),
+        );
+        if until == 0 || now >= until + millis(AVOID_FORGOTTEN) {
+            *avoided_for = AVOID_FIRST;
+        } else if now >= until {
+            *avoided_for = (*avoided_for * 2).min(AVOID_LAST);
+        }
+        self.avoided_until_millis
+            .store(now + millis(*avoided_for), Ordering::Relaxed);
     }
 
     fn is_avoided(&self) -> bool {
@@ -651,6 +671,34 @@ mod tests {
         endpoint.server.record_response();
         assert!(!endpoint.is_silent(), "a response since the last health check");
         driver.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn endpoint_that_cannot_serve_again_is_avoided_for_longer() {
+        let url = "http://a:1".parse().unwrap();
+        let endpoint = Endpoint::new(url, EndpointSource::Flag, Arc::default());
+        let avoided = async || {
+            endpoint.avoid();
+            let began = Instant::now();
+            while endpoint.is_avoided() {
+                tokio::time::advance(Duration::from_secs(1)).await;
+            }
+            began.elapsed().as_secs()
+        };
+        assert!(!endpoint.is_avoided());
+        let mut times = Vec::new();
+        for _ in 0..6 {
+            times.push(avoided().await);
+            // The calls that are in flight fail later.
+            tokio::time::advance(AVOID_FORGOTTEN / 2).await;
+        }
+        assert_eq!(times, [2, 4, 8, 16, 32, 32]);
+        endpoint.avoid();
+        tokio::time::advance(AVOID_LAST + AVOID_FORGOTTEN).await;
+        assert_eq!(avoided().await, 2, "it has served meanwhile");
+        endpoint.avoid();
+        endpoint.avoid();
+        assert_eq!(avoided().await, 4, "calls that fail together count once");
     }
 
     #[test]

@@ -32,9 +32,6 @@ use rangecache_base::telemetry::metrics::gauge;
 use rangecache_base::telemetry::state_changes::{StateChange, StateChanges};
 use rangecache_edge::tls::{Connector, Protocol};
 
-/// Time for which an endpoint that responds but cannot serve is avoided.
-const AVOID_DURATION: Duration = Duration::from_secs(2);
-
 /// Time for which an endpoint has served before feeds return to it from a fallback.
 const RETURN_AFTER: Duration = Duration::from_secs(10);
 /// Time after the start in which no fallback is used: the others may not be connected yet.
@@ -444,10 +441,10 @@ impl Upstream {
         Ok(connection)
     }
 
-    /// Prefers other endpoints to `url` for two seconds, because it responds but cannot serve (no leader, no quorum).
+    /// Prefers other endpoints to `url` for 2 to 32 seconds, because it responds but cannot serve (no leader, no quorum).
     pub fn avoid(&self, url: &Url) {
         if let Some(endpoint) = self.list().iter().find(|endpoint| endpoint.url == *url) {
-            endpoint.avoid_for(AVOID_DURATION);
+            endpoint.avoid();
         }
     }
 

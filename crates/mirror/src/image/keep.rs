@@ -328,7 +328,7 @@ impl Keeper<'_> {
 
 /// Runs `work`, which waits for the disk, on a thread that serves no calls.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    let result = tokio::task::spawn_blocking(work).await;
+    let result = rangecache_base::blocking::run(work).await;
     result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
 }
 

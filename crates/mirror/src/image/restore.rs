@@ -18,6 +18,7 @@ use crate::load::{Load, LoadError, Previous, Source};
 use crate::view::{Epoch, LoadedStore, Mirror, StaleEpoch};
 use etcd_store::cache::{HistoryLimits, Packing, Store};
 use etcd_store::keyspace::scope::Scope;
+use rangecache_base::blocking;
 use rangecache_upstream::{header_request, is_compaction, is_future_revision, range};
 
 /// Interval at which the memory of what is being read is recorded.
@@ -59,13 +60,14 @@ pub(crate) async fn read(
         mirror.now(),
         Arc::clone(&memory),
     );
-    let mut reading = tokio::task::spawn_blocking(move || {
+    let reading = blocking::run(move || {
         // A folder that cannot be locked can be read.
         let is_ours = images.folder.lock().unwrap_or(false);
         let record = |bytes| recorded.store(bytes, Ordering::Relaxed);
         let restored = read_files(&images, &scope, bounds, (limits, now), record)?;
         Ok(Restored { is_ours, ..restored })
     });
+    let mut reading = std::pin::pin!(reading);
     let read = loop {
         tokio::select! {
             read = &mut reading => break read.unwrap_or(Err(Useless::Panicked)),
