@@ -101,6 +101,7 @@ pub(crate) async fn run(suite: &Suite, megabytes: usize, value_bytes: usize) -> 
         );
         rows.push(start_from_image(suite, (&setup, endpoint), folder, what, write).await?);
     }
+    rows.push(start_from_neighbour(suite, (&setup, endpoint), folder.path()).await?);
     println!(
         "\n{} keys of {value_bytes} B\n\n| | ready after | sent by etcd | etcd's CPU | rangecache's CPU | not read |\n|---|---|---|---|---|---|",
         data.keys
@@ -149,6 +150,27 @@ async fn start_from_image(
     second.wait_ready().await?;
     let nothing = (&CpuSample::default(), 0.0);
     measured(setup, &second, what, before, nothing).await
+}
+
+/// Measures a start whose keys come from the memory of another process.
+async fn start_from_neighbour(
+    suite: &Suite,
+    (setup, endpoint): (&Setup, Endpoint),
+    folder: &Path,
+) -> Result<Row> {
+    let what = "start from a neighbour".to_owned();
+    progress(&what);
+    let start = async |flags: &[&str]| {
+        processes::start_rangecache(&suite.binaries, folder, &[endpoint], flags, &[]).await
+    };
+    let mut neighbour = start(&[]).await?;
+    neighbour.wait_ready().await?;
+    let warm_from = format!("--warm-from=http://{}", neighbour.address);
+    let before = Before::now(setup).await?;
+    let mut rangecache = start(&[&warm_from]).await?;
+    rangecache.wait_ready().await?;
+    let nothing = (&CpuSample::default(), 0.0);
+    measured(setup, &rangecache, what, before, nothing).await
 }
 
 /// Waits until `condition` holds.

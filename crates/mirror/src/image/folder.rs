@@ -48,7 +48,7 @@ pub(super) enum FolderError {
 pub(super) struct Files {
     pub(super) base: PathBuf,
     /// The base that is being written.
-    new_base: PathBuf,
+    pub(super) new_base: PathBuf,
     pub(super) log: PathBuf,
 }
 

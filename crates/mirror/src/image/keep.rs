@@ -1,7 +1,9 @@
 //! The task that keeps the image of a mirror: writes a base, and then each second the events since.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -35,6 +37,12 @@ const BACKOFF_FIRST: Duration = if cfg!(test) {
 const BACKOFF_LAST: Duration = Duration::from_secs(60);
 /// Time for the last events at the end of the process.
 const LAST_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time after which a disk is reported that does not respond.
+const DISK_TIMEOUT: Duration = if cfg!(test) {
+    Duration::from_millis(50)
+} else {
+    Duration::from_secs(10)
+};
 /// Part of the base that the log may have before the next base is written.
 const LOG_FRACTION: u64 = 4;
 /// Length of a log that is never too long, in bytes.
@@ -57,7 +65,7 @@ pub(crate) async fn keep(
         kept: None,
         epoch: mirror.epoch(),
         backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_LAST),
-        has_failed: false,
+        has_failed: AtomicBool::new(false),
     };
     let mut pause = INTERVAL;
     loop {
@@ -98,7 +106,7 @@ struct Keeper<'a> {
     /// Epoch of the mirror that the image is of.
     epoch: Epoch,
     backoff: Backoff,
-    has_failed: bool,
+    has_failed: AtomicBool,
 }
 
 /// An image that is on the disk.
@@ -132,7 +140,7 @@ impl Keeper<'_> {
         match self.try_step().await {
             Ok(()) => {
                 self.backoff.reset();
-                if std::mem::take(&mut self.has_failed) {
+                if self.has_failed.swap(false, Ordering::Relaxed) {
                     tracing::info!(mirror = self.mirror.name, "the image is written again");
                 }
                 self.mirror.metrics.image_failed.set(0);
@@ -140,15 +148,48 @@ impl Keeper<'_> {
             }
             Err(error) => {
                 self.kept = None;
-                if !std::mem::replace(&mut self.has_failed, true) {
-                    tracing::warn!(mirror = self.mirror.name, %error,
-                        "the image cannot be written; serving continues, and the next start reads more from etcd. Check \
-                         --image-dir and its disk");
+                if !self.stop.is_cancelled() {
+                    self.report(&error);
                 }
-                self.mirror.metrics.image_failed.set(1);
                 self.backoff.pause()
             }
         }
+    }
+
+    /// Reports that the image is not written, once until it is again.
+    fn report(&self, error: &io::Error) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(mirror = self.mirror.name, %error,
+                "the image cannot be written; serving continues, and the next start reads more from etcd. Check --image-dir \
+                 and its disk");
+        }
+        self.mirror.metrics.image_failed.set(1);
+    }
+
+    /// Runs `work`, which waits for the disk, on a thread that serves no calls. A disk that does not respond is reported, and is not
+    /// waited for at the end of the process.
+    async fn on_disk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let mut working = pin!(rangecache_base::blocking::run(work));
+        let mut stopped = pin!(async {
+            self.stop.cancelled().await;
+            tokio::time::sleep(LAST_TIMEOUT).await;
+        });
+        let result = tokio::select! {
+            biased;
+            result = &mut working => result,
+            () = &mut stopped => return Err(io::Error::other("the process stops")),
+            () = tokio::time::sleep(DISK_TIMEOUT) => {
+                self.report(&io::Error::new(io::ErrorKind::TimedOut, "the disk does not respond"));
+                tokio::select! {
+                    result = working => result,
+                    () = stopped => return Err(io::Error::other("the process stops")),
+                }
+            }
+        };
+        result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
     }
 
     async fn try_step(&mut self) -> io::Result<()> {
@@ -190,7 +231,7 @@ impl Keeper<'_> {
     /// Appends the events of `batches` that the image does not have.
     async fn append(&mut self, mut kept: Kept, reached: Fingerprint, batches: Vec<Batch>) -> io::Result<()> {
         let images = Arc::clone(self.images);
-        let kept = blocking(move || {
+        let kept = self.on_disk(move || {
             if reached.revision > kept.revision {
                 images.folder.check_room(0)?;
                 kept.log.append(kept.revision, reached, &batches)?;
@@ -236,15 +277,16 @@ impl Keeper<'_> {
                 BaseWriter::begin(files.create_base()?, &header, images.key.as_ref())
             }
         };
-        let mut writer = blocking(begin).await?;
+        let mut writer = self.on_disk(begin).await?;
         loop {
             let (before, piece_began, tree) = (writer.bytes(), Instant::now(), view.tree.clone());
             let is_last;
-            (writer, is_last) = blocking(move || {
-                let is_last = writer.write_piece(&tree)?;
-                Ok((writer, is_last))
-            })
-            .await?;
+            (writer, is_last) = self
+                .on_disk(move || {
+                    let is_last = writer.write_piece(&tree)?;
+                    Ok((writer, is_last))
+                })
+                .await?;
             if is_last {
                 break;
             }
@@ -259,7 +301,7 @@ impl Keeper<'_> {
         if self.mirror.observe(i64::MAX, 0).log.map(|log| log.generation) != Some(generation) {
             return Ok(());
         }
-        let base_bytes = blocking(move || {
+        let base_bytes = self.on_disk(move || {
             let base_bytes = writer.finish()?;
             files.replace_base(&images.folder)?;
             Ok(base_bytes)
@@ -287,7 +329,7 @@ impl Keeper<'_> {
     /// Continues the log of a base: a new one, or that of the image that the mirror was restored from.
     async fn continue_log(&mut self, continuation: Continuation) -> io::Result<()> {
         let (images, files) = (Arc::clone(self.images), self.files.clone());
-        let kept = blocking(move || {
+        let kept = self.on_disk(move || {
             let section = continuation.header.of_next_section();
             let log = LogWriter::begin(
                 files.open_log()?,
@@ -320,16 +362,10 @@ impl Keeper<'_> {
         self.mirror.metrics.image_bytes.set(0);
         self.mirror.metrics.image_written.set(0);
         let files = self.files.clone();
-        if let Err(error) = blocking(move || files.remove()).await {
+        if let Err(error) = self.on_disk(move || files.remove()).await {
             tracing::warn!(mirror = self.mirror.name, %error, "an image whose keys are of no use cannot be removed");
         }
     }
-}
-
-/// Runs `work`, which waits for the disk, on a thread that serves no calls.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    let result = rangecache_base::blocking::run(work).await;
-    result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
 }
 
 #[cfg(test)]
@@ -355,7 +391,7 @@ mod tests {
             kept: None,
             epoch: mirror.epoch(),
             backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_LAST),
-            has_failed: false,
+            has_failed: AtomicBool::new(false),
         };
         serve(mirror, 4);
         mirror.end_epoch(mirror.epoch(), Reason::Mismatch).unwrap();

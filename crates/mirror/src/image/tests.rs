@@ -389,12 +389,17 @@ impl Process {
     }
 
     async fn stop(self) {
+        self.stop_but(0).await;
+    }
+
+    /// Stops it, but for this many threads that wait for the disk.
+    async fn stop_but(self, threads: usize) {
         self.mirrors.stop.cancel();
         let images = self.mirrors.images.clone().unwrap();
         let weak = Arc::downgrade(&images);
         drop((self, images));
         let released = async {
-            while weak.strong_count() > 0 {
+            while weak.strong_count() > threads {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -568,6 +573,47 @@ async fn image_that_cannot_be_written_stops_nothing_and_is_written_later() {
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 0)
         .await;
+}
+
+/// A disk that does not respond, like a FIFO without a reader.
+#[tokio::test]
+async fn disk_that_does_not_respond_is_reported_and_stops_nothing() {
+    let (dir, bench) = (Dir::new(), Bench::new().await);
+    let new_base = dir.images(None).files(&Scope::prefix(b"")).new_base;
+    let make = || {
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &new_base, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    };
+    make();
+    // Opened without waiting for a writer, which no longer waits then.
+    let responds = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::open(&new_base, flags, rustix::fs::Mode::empty()).unwrap()
+    };
+    let process = Process::start(&bench, &dir);
+    process
+        .until(|process| process.mirror().metrics.image_failed.get() == 1)
+        .await;
+    let revision = bench.etcd.lock().put("d", "event").revision();
+    process.reaches(revision).await;
+    let reader = responds();
+    fs::remove_file(&new_base).unwrap();
+    process.image_reaches(&dir, revision).await;
+    process
+        .until(|process| process.mirror().metrics.image_failed.get() == 0)
+        .await;
+    process.stop().await;
+    drop(reader);
+
+    // It is not waited for at the end.
+    fs::remove_file(dir.images(None).files(&Scope::prefix(b"")).base).unwrap();
+    make();
+    let process = Process::start(&bench, &dir);
+    process
+        .until(|process| process.mirror().metrics.image_failed.get() == 1)
+        .await;
+    process.stop_but(1).await;
+    drop(responds());
 }
 
 #[tokio::test]
