@@ -146,6 +146,13 @@ fn end_hung_simulation() {
     std::process::exit(1);
 }
 
+/// Whether the panic is an assertion of h2's about the streams of a connection that is dropped. Connections that end with their process
+/// have streams (hyperium/h2 issue 907); builds without debug assertions do not have it.
+fn is_wrong_assertion_of_h2(info: &panic::PanicHookInfo<'_>) -> bool {
+    let says = info.to_string();
+    says.contains("/proto/streams/counts.rs:") && says.ends_with("assertion failed: !self.has_streams()")
+}
+
 /// The simulation of one seed, in a process that [`seeds`] has started.
 #[test]
 #[ignore = "is run by the other tests, in a process of its own"]
@@ -156,7 +163,9 @@ fn one_seed() {
     let counted = Arc::clone(&panics);
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        counted.fetch_add(1, Ordering::Relaxed);
+        if !is_wrong_assertion_of_h2(info) {
+            counted.fetch_add(1, Ordering::Relaxed);
+        }
         report(info);
     }));
     if let Ok(filter) = std::env::var("SIMULATION_LOG") {
