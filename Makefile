@@ -109,6 +109,11 @@ check: rust-present ## Check phrases, formatting, lints, and licences and source
 bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7 WATCHERS=1000 BASELINE=./old-rangecache
 	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BASELINE),--baseline $(abspath $(BASELINE))) $(BENCH_ARGS)
 
+.PHONY: bench-etcd
+bench-etcd: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcdctl benchmark) rust-present ## Run etcd's own benchmark tool against etcd, its grpc-proxy and rangecache; option: ROUNDS=5
+	$(CARGO) build --locked --release
+	$(if $(ROUNDS),ROUNDS='$(ROUNDS)') benches/etcd-benchmark
+
 .PHONY: watch-soak
 watch-soak: $(TOOLS_DIR)/etcd-3.7 rust-present ## Check that every watcher gets every event while everything fails; options: MINUTES=10 WATCHERS=10000
 	$(CARGO) bench --locked --bench suite -- watch-soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(WATCHERS),--watchers $(WATCHERS))
@@ -248,6 +253,18 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 	  command -v "$$name" >/dev/null && exit 0; \
 	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
 	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test operate page:: -- --nocapture
+
+.PHONY: page-picture
+page-picture: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl rust-present ## Write docs/page.png: the status page after a quarter of an hour of load, by Chromium
+	$(CARGO) build --locked --release
+	demo/picture
+
+$(TOOLS_DIR)/cargo/bin/mdbook:
+	$(CARGO) install mdbook --version '^0.5' --locked --root $(TOOLS_DIR)/cargo
+
+.PHONY: book
+book: $(TOOLS_DIR)/cargo/bin/mdbook ## Write the documents as a book into target/book (mdBook)
+	packaging/book
 
 # --- releases ---------------------------------------------------------------------------------------------------------
 

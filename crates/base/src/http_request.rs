@@ -1,4 +1,4 @@
-//! One request over HTTP/1, on a connection of its own.
+//! A request over HTTP/1, on a connection of its own.
 
 use std::io;
 

@@ -21,7 +21,7 @@ static ID: LazyLock<HeaderValue> = LazyLock::new(|| {
 pub struct Instance(HeaderValue);
 
 impl Instance {
-    /// That of this process; in a simulated network each is another one, because many rangecaches share the process.
+    /// The identity of this process; in a simulated network each is another one, because many rangecaches share the process.
     #[must_use]
     pub fn of_process() -> Instance {
         #[cfg(debug_assertions)]

@@ -1,4 +1,4 @@
-//! What every room of rangecache stands on.
+//! Foundation of every room of rangecache.
 //!
 //! | module | what it is for |
 //! |---|---|

@@ -130,7 +130,7 @@ pub struct MirrorConfig {
 pub enum CachePack {
     /// From three quarters of `--cache-max-bytes` on.
     Auto,
-    /// As they are loaded, and some time after they were written.
+    /// When they are loaded, and some time after they were written.
     Always,
     /// Never.
     Never,

@@ -136,21 +136,21 @@ struct Lifecycle<'a> {
     load_backoff: Backoff,
     /// Reason of reads that are forwarded during the next load: still [`Reason::OverBudget`] if the mirror may not fit.
     reason_while_loading: Reason,
-    /// What the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
+    /// Keys that the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
     /// changed since.
     previous: Option<(Epoch, Previous)>,
-    /// What is on the disk, until the first load.
+    /// Image on the disk, until the first load.
     image: Image,
     /// Most of the last load came from a neighbour.
     is_from_neighbour: bool,
 }
 
-/// What is on the disk.
+/// Image on the disk.
 enum Image {
     NotRead,
     /// To be proven as soon as etcd can be reached.
     Read(Box<Restored>),
-    /// It was used, or is of no use.
+    /// The image was used, or is of no use.
     Used,
 }
 

@@ -240,7 +240,7 @@ metric_group! {
         ///
         /// Useful when: to see what is read
         reads[prefix]: Counter = "rangecache_prefix_reads_total";
-        /// Those of these reads that had a proof
+        /// Reads among these that had a proof
         ///
         /// Useful when: with `rangecache_prefix_read_wait_seconds_total`
         proven_reads[prefix]: Counter = "rangecache_prefix_proven_reads_total";

@@ -25,17 +25,17 @@ use etcd_store::cache::{Packing, Repacking};
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// Length of the entries of one step in bytes: a millisecond, which calls may wait for if every core is busy.
 const STEP_BYTES: u64 = 256 << 10;
-/// The same while the feed waits.
+/// Length of a step while the feed waits.
 const URGENT_STEP_BYTES: u64 = 2 << 20;
 /// Length of the entries of a mirror up to which a step needs no thread of its own: some tenths of a millisecond.
 const AT_ONCE_BYTES: u64 = 64 << 10;
 /// Pause after a step, in times of its duration: a fifth of one core.
 const PAUSE_STEPS: u32 = 4;
 
-/// Where the next step on a mirror begins; empty at its first key.
+/// Key at which the next step on a mirror begins; empty at its first key.
 type Hand = Box<[u8]>;
 
-/// How the next load of `mirror` packs.
+/// Packing of the next load of `mirror`.
 pub(super) fn while_loading(set: &MirrorSet, mirror: &Mirror) -> Packing {
     match set.cache_pack() {
         CachePack::Never => Packing::Never,
@@ -76,7 +76,7 @@ pub(super) async fn make_room(set: &MirrorSet, mirror: &Mirror, epoch: Epoch) ->
     Ok(true)
 }
 
-/// Goes on from where the last look ended, at most once through the mirror, as long as there is a reason.
+/// Continues where the last look ended, at most once through the mirror, as long as there is a reason.
 async fn go_round(set: &MirrorSet, mirror: &Mirror, epoch: Epoch, hand: &mut Hand) -> Result<(), StaleEpoch> {
     let first = hand.clone();
     let mut is_past_the_end = false;
@@ -100,7 +100,7 @@ async fn go_round(set: &MirrorSet, mirror: &Mirror, epoch: Epoch, hand: &mut Han
     Ok(())
 }
 
-/// What is to be done with the leaves of `mirror` now.
+/// Change that is due to the leaves of `mirror` now.
 fn due(set: &MirrorSet, mirror: &Mirror) -> Option<Repacking> {
     let (used, max) = (set.used_bytes(), set.max_bytes());
     let unpack = || (used < max / 2 && mirror.metrics.packed_bytes.get() > 0).then_some(Repacking::UnpackHot);
@@ -117,7 +117,7 @@ fn scarce_from(max_bytes: u64) -> u64 {
     max_bytes / 4 * 3
 }
 
-/// One step from `hand` on, which is moved.
+/// Makes one step from `hand` on, which is moved.
 async fn step(
     mirror: &Mirror,
     epoch: Epoch,

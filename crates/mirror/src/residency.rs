@@ -27,7 +27,7 @@ const PIECE_BYTES: u64 = 512 << 10;
 /// Timeout for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How much values of these bytes cost: their bytes for each of the `reads` of their prefix.
+/// Cost of values of these bytes: their bytes for each of the `reads` of their prefix.
 pub(super) fn cost(reads: &HashMap<Vec<u8>, u64>, prefix: &[u8], bytes: u64) -> u64 {
     let reads = reads.get(prefix).copied().unwrap_or(0);
     bytes / reads.saturating_add(1)

@@ -355,7 +355,7 @@ impl Bench {
         self.mirrors_of(&live(flags))
     }
 
-    /// As [`Bench::mirrors`], with flags that the caller can change.
+    /// Makes mirrors as [`Bench::mirrors`] does, with flags that the caller can change.
     pub(super) fn mirrors_of(&self, live: &Live<MirrorConfig>) -> Arc<Mirrors> {
         Arc::new(Mirrors::new(
             live,
@@ -423,7 +423,7 @@ impl Bench {
             .unwrap()
     }
 
-    /// What feeds the mirror.
+    /// Member that feeds the mirror.
     pub(super) fn feeding<'a>(&'a self, connection: &'a Arc<Connection>) -> Feeding<'a> {
         Feeding {
             set: &self.set,

@@ -15,7 +15,7 @@ pub(super) struct BehindHub {
 }
 
 impl BehindHub {
-    /// What the metadata of a response tells; `None` if it does not come from a rangecache.
+    /// Reads the metadata of a response; `None` if it does not come from a rangecache.
     pub(super) fn of(metadata: &MetadataMap) -> Option<BehindHub> {
         let text = |name: &HeaderName| metadata.get(name.as_str())?.to_str().ok();
         Some(BehindHub {

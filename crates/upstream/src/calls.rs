@@ -261,12 +261,12 @@ pub async fn is_serving(connection: &Arc<Connection>) -> bool {
     is_healthy_response(&health_check(connection, MetadataMap::new()).await)
 }
 
-/// What a health check of an endpoint has shown.
+/// Result of a health check of an endpoint.
 #[derive(Debug)]
 pub(super) struct EndpointHealth {
     /// The member behind it serves, or the rangecache does.
     pub(super) is_serving: bool,
-    /// What the rangecache behind it leads to, if it has answered by itself: it does so only while one of its endpoints serves,
+    /// Etcd that the rangecache behind it leads to, if it has answered by itself: it does so only while one of its endpoints serves,
     /// votes and knows a leader.
     pub(super) behind_hub: Option<BehindHub>,
 }

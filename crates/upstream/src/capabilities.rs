@@ -63,7 +63,7 @@ pub(super) struct ServerCapabilities {
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
     is_hub: AtomicBool,
-    /// What the rangecache says that has answered the last health check by itself.
+    /// Statement of the rangecache that has answered the last health check by itself.
     behind_hub: Mutex<Option<BehindHub>>,
     /// Id of the cluster that a hub has told last; 0 before.
     cluster_of_hub: AtomicU64,

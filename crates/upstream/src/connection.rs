@@ -69,10 +69,10 @@ pub enum SendFailure {
     Lost(hyper::Error),
 }
 
-/// What is known of the server behind a connection.
+/// Knowledge of the server behind a connection.
 #[derive(Clone, Copy)]
 enum Peer {
-    /// It has not responded yet.
+    /// The server has not responded yet.
     Unknown,
     /// No response has come from another rangecache.
     Etcd,

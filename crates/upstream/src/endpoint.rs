@@ -64,7 +64,7 @@ enum ConnectionEnd {
     Removed,
 }
 
-/// Where an endpoint comes from.
+/// Origin of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndpointSource {
     /// `--endpoints` names it.
@@ -92,7 +92,7 @@ impl EndpointSource {
 pub struct EndpointView {
     /// URL as configured, or as the member reports it.
     pub url: Url,
-    /// Where the endpoint comes from.
+    /// Origin of the endpoint.
     pub source: EndpointSource,
     /// Whether it is left as soon as another one serves.
     pub is_leaving: bool,
@@ -166,7 +166,7 @@ pub(super) struct Endpoint {
     responses_seen: AtomicU64,
     /// Time until which other endpoints are preferred, in milliseconds since `created`.
     avoided_until_millis: AtomicU64,
-    /// How long it is or was avoided last.
+    /// Time for which it is or was avoided last.
     avoided_for: Mutex<Duration>,
     created: Instant,
     /// The newest changes of all endpoints.

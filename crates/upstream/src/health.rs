@@ -18,7 +18,7 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
 /// Status is requested every STATUS_TICKS health checks: an endpoint may be a balancer in front of a rolling upgrade.
 const STATUS_TICKS: u32 = 4;
-/// The same behind a hub that answers health checks by itself: it asks its members, and says that it serves only while one votes
+/// Interval behind a hub that answers health checks by itself: it asks its members, and says that it serves only while one votes
 /// and knows a leader. Every status of a leaf would be a call of etcd's.
 const STATUS_TICKS_BEHIND_HUB: u32 = 60;
 
@@ -82,7 +82,7 @@ impl<'a> HealthMonitor<'a> {
         }
     }
 
-    /// What the endpoint responds to a health check; `None` if it does not respond in time.
+    /// Response of the endpoint to a health check; `None` if it does not respond in time.
     pub(super) async fn health(&mut self) -> Option<EndpointHealth> {
         let checking = tokio::time::timeout(HEALTH_TIMEOUT, endpoint_health(self.connection));
         let health = checking.await.ok();

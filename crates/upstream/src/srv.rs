@@ -30,7 +30,7 @@ pub enum SrvError {
     Failed {
         /// The name that was looked up.
         name: String,
-        /// What the resolver says.
+        /// Error of the resolver.
         reason: String,
     },
     /// No such records.

@@ -26,7 +26,7 @@ struct Counters {
 pub struct PrefixCounts {
     /// Ranges and RangeStreams.
     pub reads: u64,
-    /// Those of them that had a proof.
+    /// Reads among them that had a proof.
     pub proven_reads: u64,
     /// Time that these waited for it.
     pub wait: Duration,

@@ -10,7 +10,7 @@ pub const KEPT: usize = 32;
 /// Longest details that are kept, in bytes; the rest of longer ones is cut off.
 const MAX_DETAILS_BYTES: usize = 200;
 
-/// What has changed.
+/// Kind of the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
     /// A mirror is in service, from the revision in the details.
@@ -62,7 +62,7 @@ impl ChangeKind {
 pub struct StateChange {
     /// Time of the change.
     pub at: SystemTime,
-    /// What has changed.
+    /// Kind of the change.
     pub kind: ChangeKind,
     /// Mirror, endpoint or flag; empty if it is the whole process.
     pub subject: String,

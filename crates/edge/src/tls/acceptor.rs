@@ -424,7 +424,7 @@ mod tests {
         assert!(error.contains("more than 16384 bytes"), "{error}");
     }
 
-    /// As etcd does: an HTTP client would read a TLS alert as a response.
+    /// Refuses like etcd: an HTTP client would read a TLS alert as a response.
     #[tokio::test]
     async fn client_without_tls_gets_the_end_of_its_connection_alone() {
         let acceptor = acceptor(&["--auto-tls"]);

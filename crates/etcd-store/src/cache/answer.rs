@@ -66,7 +66,7 @@ pub(super) enum AnswerStep {
     Done,
 }
 
-/// What is sent of an entry.
+/// Part of an entry that is sent.
 enum EntryPart<'a> {
     Whole(&'a Entry),
     Key {

@@ -10,7 +10,7 @@ use super::entry::{self, Entry, KeyHead, MalformedKeyValue};
 #[derive(Clone)]
 pub(super) struct Arrived {
     pub(super) key_value: Bytes,
-    /// Where its value is; empty without one.
+    /// Range of its value; empty without one.
     value: Range<usize>,
 }
 

@@ -37,7 +37,7 @@ pub struct TreeBuilder {
     filling: Vec<Arrived>,
     /// Length of their fields `kvs`, in bytes; looked at with each key that arrives.
     filling_bytes: usize,
-    /// Those that were not above all before.
+    /// Entries that were not above all before.
     out_of_order: Vec<Entry>,
     /// Leaves from the start that were packed after they were built.
     packed_leaves: usize,
@@ -306,7 +306,7 @@ impl Tree {
         Tree::load(entries, Packing::Never)
     }
 
-    /// As [`Tree::from_sorted`], and packs the leaves if `packing` says so.
+    /// Makes the tree as [`Tree::from_sorted`] does, and packs the leaves as `packing` wants it.
     pub fn load(entries: impl IntoIterator<Item = Entry>, packing: Packing) -> Tree {
         let mut builder = TreeBuilder::new(packing);
         for entry in entries {

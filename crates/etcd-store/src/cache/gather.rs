@@ -123,7 +123,7 @@ pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
 }
 
 /// Decompresses the entries whose packed block has others that are not in the leaf; those without values move into a block
-/// of their own. Those of a damaged block stay: who reads them is told.
+/// of their own. Those of a damaged block stay: a read of them reports the damage.
 pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
     let mut unpacker = Unpacker::default();
     let mut from = 0;

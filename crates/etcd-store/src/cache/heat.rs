@@ -1,4 +1,4 @@
-//! What the packing of a tree in use remembers of a leaf. Unlike all else in a node, it changes while the node is shared.
+//! Memory of a leaf for the packing of a tree in use. Unlike all else in a node, it changes while the node is shared.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -18,7 +18,7 @@ pub enum Packing {
     Never,
     /// Each leaf is packed wherever that saves enough. What is written later is plain.
     Always,
-    /// As soon as the tree takes more memory than this, in bytes: the following leaves, and meanwhile those before.
+    /// From the moment when the tree takes more memory than this, in bytes: the following leaves, and meanwhile those before.
     Above(u64),
 }
 

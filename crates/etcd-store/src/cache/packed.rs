@@ -37,7 +37,7 @@ enum Values {
     NotHeld(Box<[u64]>),
 }
 
-/// Where an entry of a packed block is; it begins where the one before ends.
+/// Place of an entry in a packed block; it begins where the one before ends.
 #[derive(Clone, Copy)]
 struct Place {
     /// End of its head.
@@ -119,7 +119,7 @@ impl PackedBlock {
         head.split_at(head.len() - place.lease_bytes as usize)
     }
 
-    /// Where the encoded entry is in the decompressed block.
+    /// Range of the encoded entry in the decompressed block.
     pub(super) fn range(&self, index: usize) -> Range<usize> {
         let start = self.before(index).map_or(0, |before| before.end as usize);
         start..self.places[index].end as usize

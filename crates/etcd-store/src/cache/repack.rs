@@ -19,14 +19,14 @@ use super::{
 /// Most leaves that one step looks at: without anything to do, that takes a millisecond.
 const MAX_LOOKED_AT: usize = 1 << 12;
 
-/// What is done with leaves.
+/// Change that is made to leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repacking {
-    /// Those that were neither read nor written since the last look are packed.
+    /// Leaves that were neither read nor written since the last look are packed.
     PackCold,
     /// All are packed.
     PackAll,
-    /// Those that were read since the last look are unpacked.
+    /// Leaves that were read since the last look are unpacked.
     UnpackHot,
 }
 
@@ -188,7 +188,7 @@ impl Repacked {
 }
 
 impl Change {
-    /// What changes of the totals over the entries: all else stays.
+    /// Changes of the totals over the entries: all else stays.
     fn apply_to(self, summary: &mut Summary) {
         summary.not_held_bytes = summary.not_held_bytes + self.added.not_held - self.removed.not_held;
     }
@@ -269,7 +269,7 @@ fn for_each_leaf_from<'a>(
     }
 }
 
-/// What replaces a node: a leaf that was packed or unpacked, or a copy of the node with such a leaf below; `None` if nothing does.
+/// Replacement of a node: a leaf that was packed or unpacked, or a copy of the node with such a leaf below; `None` if nothing does.
 fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(Arc<Node>, Change)> {
     let inner = match &node.body {
         Body::Leaf(_) => {

@@ -54,7 +54,7 @@ impl Tree {
         })
     }
 
-    /// As [`Tree::leave_out_values`] of all entries, those that something else has included.
+    /// Does what [`Tree::leave_out_values`] does of all entries, those that something else has included.
     ///
     /// # Errors
     /// A packed block is damaged.

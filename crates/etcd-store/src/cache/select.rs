@@ -159,7 +159,7 @@ impl Selection {
         }
     }
 
-    /// As [`Selection::visit_from`], with values: packed ones are decompressed, with what `unpacker` has kept.
+    /// Visits as [`Selection::visit_from`] does, with values: packed ones are decompressed, with what `unpacker` has kept.
     pub(super) fn read_from(
         &self,
         skipped: u64,

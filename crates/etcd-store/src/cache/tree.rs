@@ -24,7 +24,7 @@ pub struct Tree {
     pub(super) ledger: Ledger,
 }
 
-/// What packed entries take.
+/// Memory of packed entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackedBytes {
     /// Their memory, in bytes.

@@ -28,7 +28,7 @@ pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 /// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
 pub(super) const FIELD_BYTES: usize = 160;
 
-/// What the header fields of a request say. Where a field is repeated, its first value counts.
+/// Meaning of the header fields of a request. Where a field is repeated, its first value counts.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadFields {
     pub(super) content_type: ContentType,

@@ -1,4 +1,4 @@
-//! What a rangecache tells the rangecaches behind it (its leaves) in the metadata of responses: that it is one, and in which
+//! Metadata by which a rangecache tells the rangecaches behind it (its leaves) in responses that it is one, and in which
 //! history it has proven a response; and where it leads to. A leaf cannot ask for the raft log behind it: each of its calls may reach another member.
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct HubHistory {
     pub number: u64,
 }
 
-/// What a hub has proven.
+/// Proof of a hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HubProof {
     /// The history that it has found.
@@ -41,7 +41,7 @@ pub struct HubProof {
     pub age: Duration,
 }
 
-/// What a response says about the rangecache that it comes from.
+/// Statement of a response about the rangecache that it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A rangecache, which has not proven in which history.
@@ -51,7 +51,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// What `headers` say; `None` if they say nothing, as etcd's do.
+    /// Origin that `headers` name; `None` if they name none, as etcd's do.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Origin> {
         let value = headers.get(HISTORY)?.to_str().ok()?;

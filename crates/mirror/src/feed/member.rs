@@ -24,7 +24,7 @@ pub(crate) struct Feeding<'a> {
     pub(crate) connection: &'a Arc<Connection>,
 }
 
-/// What feeds a mirror.
+/// Member that feeds a mirror.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum FeedMember {
     /// A member of etcd, with its version if that is known.

@@ -48,7 +48,7 @@ pub(super) struct Checked {
     pub(super) header: ResponseHeader,
     /// Whether the member asked the quorum, so that no other member is ahead of its revision.
     pub(super) is_quorum: bool,
-    /// What the response says about the rangecache that it comes from, if it does not come from etcd.
+    /// Rangecache that the response comes from, if it does not come from etcd.
     pub(super) origin: Option<Origin>,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Checked {
 pub(super) enum CheckCaller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
     Anonymous,
-    /// The same, of the periodic probe, for which no read waits: a hub may let it wait for one of its own checks.
+    /// No credentials and no permission: the check of the periodic probe, for which no read waits: a hub may let it wait for one of its own checks.
     Probe,
     /// The caller of one read, for permission to read its range.
     Authenticated(&'a Authorization<'a>),

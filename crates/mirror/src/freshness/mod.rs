@@ -583,7 +583,7 @@ impl Freshness {
     }
 }
 
-/// What a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
+/// Facts that a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
 struct LogComparison {
     /// Raft index of the member that has answered the check; `None` if the header suffices.
     raft_index: Option<u64>,
@@ -599,7 +599,7 @@ impl LogComparison {
     };
 }
 
-/// What has to be compared after a check: the raft index of the member that has answered it, at the first check on the
+/// Comparison that is due after a check: the raft index of the member that has answered it, at the first check on the
 /// connection and if the header leaves it open. A hub has compared raft logs itself: in a history that it has not proven on this
 /// connection before, the contents have to be compared. `None` if a hub has not proven its history of now.
 ///

@@ -132,7 +132,7 @@ impl History {
         history
     }
 
-    /// What a later start needs to recognize this history, for keys at `revision`.
+    /// Fingerprint by which a later start recognizes this history, for keys at `revision`.
     pub(crate) fn fingerprint(&self, revision: i64) -> Fingerprint {
         Fingerprint {
             cluster_id: self.cluster_id.load(Ordering::Acquire),

@@ -29,10 +29,10 @@ pub(super) struct Folder {
 /// A folder that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FolderError {
-    /// It cannot be made or read.
+    /// The folder cannot be made or read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// The path is something else.
     #[error("it is no folder")]
     NoFolder,
     /// Others may read it, or change it.

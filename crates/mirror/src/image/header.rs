@@ -12,7 +12,7 @@ const FORMAT: u32 = 1;
 /// Random bytes that distinguish sections and images.
 const ID_BYTES: usize = 16;
 
-/// What begins a section: of which image and mirror it is, and of which history of etcd.
+/// Beginning of a section: of which image and mirror it is, and of which history of etcd.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Header {
     /// First, so that files of another format are recognized.

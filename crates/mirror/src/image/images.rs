@@ -11,7 +11,7 @@ use super::key::ImageKey;
 use crate::flags::MirrorConfig;
 use etcd_store::keyspace::scope::Scope;
 
-/// Where images are, and how they are written.
+/// Place of images, and the way in which they are written.
 #[derive(Debug)]
 pub(crate) struct Images {
     pub(super) folder: Folder,

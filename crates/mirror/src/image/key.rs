@@ -20,10 +20,10 @@ impl fmt::Debug for ImageKey {
 /// A key file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KeyError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It has something else.
+    /// The file has something else.
     #[error("it must have {} hexadecimal digits on its first line, as from: openssl rand -hex {KEY_BYTES}", 2 * KEY_BYTES)]
     NotAKey,
 }

@@ -1,6 +1,6 @@
 //! Images of mirrors on the disk (`--image-dir`), for a start that reads from etcd what has changed since.
 //!
-//! An image is a base, every key at one revision, and a log of the events since. What is read from it is no more than a
+//! An image is a base, every key at one revision, and a log of the events since. What is read from it is only a
 //! beginning: etcd's position must be of the same history, and then the proofs of a feed decide as after any break. Damaged
 //! and foreign images are discarded. A disk that is full or slow stops the writing and nothing else.
 //!

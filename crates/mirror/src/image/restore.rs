@@ -26,7 +26,7 @@ const RECORD_INTERVAL: Duration = Duration::from_millis(50);
 /// Bytes that are read from a file at once.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What an image has; not known yet to be of etcd's history.
+/// Contents of an image; not known yet to be of etcd's history.
 pub(crate) struct Restored {
     pub(super) loaded: LoadedStore,
     /// History of the newest keys.
@@ -38,7 +38,7 @@ pub(crate) struct Restored {
     is_ours: bool,
 }
 
-/// How an image is of use.
+/// Use of an image.
 pub(crate) enum Proven {
     /// etcd has the events since: a feed may continue it.
     Continues(Box<Restored>),

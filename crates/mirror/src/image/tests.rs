@@ -66,7 +66,7 @@ fn fingerprint(revision: i64) -> Fingerprint {
     }
 }
 
-/// What a test compares: the revision, and every key with its last write and its value.
+/// Contents that a test compares: the revision, and every key with its last write and its value.
 fn contents(tree: &Tree) -> Vec<(Vec<u8>, i64, Vec<u8>)> {
     let mut contents = Vec::new();
     tree.for_each_from(0, |entry| {

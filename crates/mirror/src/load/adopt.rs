@@ -75,7 +75,7 @@ pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded
     }
 }
 
-/// One attempt, if possible not at the endpoint `broken`, which becomes that of this attempt.
+/// Attempts it once, if possible not at the endpoint `broken`, which becomes that of this attempt.
 async fn adopt_once(
     load: &Load<'_>,
     previous: &Previous,

@@ -1,4 +1,4 @@
-//! What differs between a tree and the keys of etcd at one revision, by keys and revisions alone.
+//! Difference between a tree and the keys of etcd at one revision, by keys and revisions alone.
 //!
 //! An entry of the same key that was created, last written and written as often at the same revisions is the same entry, in one
 //! history. Whether it is one history is not shown here: see [`adopt`](super::adopt).
@@ -54,7 +54,7 @@ pub(super) struct Difference {
 pub(super) struct Compared {
     /// Keys that are in the tree and no longer in etcd.
     pub(super) removed: Vec<Bytes>,
-    /// What is read again: every key that is new or was changed, and some of those between.
+    /// Spans that are read again: every key that is new or was changed, and some of those between.
     pub(super) spans: Vec<Span>,
     /// The newest unchanged entries.
     pub(super) newest: Vec<StoredEntry>,

@@ -1,4 +1,4 @@
-//! What a load returns, and what it need not read.
+//! Result of a load, and the keys that it need not read.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(crate) struct Loaded {
     pub(crate) header: ResponseHeader,
     /// The connection of the load.
     pub(crate) connection: LoadedBy,
-    /// What the mirror had already; `None` if everything was read.
+    /// Part that the mirror had already; `None` if everything was read.
     pub(crate) adopted: Option<Adopted>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) struct Previous {
     pub(crate) cluster_id: Option<u64>,
 }
 
-/// Where such keys come from.
+/// Source of such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The mirror had them before.
@@ -53,7 +53,7 @@ impl Source {
     }
 }
 
-/// What a load did not have to read.
+/// Part that a load did not have to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adopted {
     pub(crate) source: Source,
