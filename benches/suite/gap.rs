@@ -1,5 +1,5 @@
 //! Gaps: rangecache is cut off from etcd while some of the keys change, until etcd has compacted these changes. Measured is
-//! what the reload takes, beside the load of everything at the start, and a start from an image.
+//! what the reload takes, beside the load of everything at the start, and starts from an image and from a neighbour.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -145,11 +145,7 @@ async fn start_from_image(
     })
     .await?;
     drop(first);
-    let before = Before::now(setup).await?;
-    let mut second = start().await?;
-    second.wait_ready().await?;
-    let nothing = (&CpuSample::default(), 0.0);
-    measured(setup, &second, what, before, nothing).await
+    measured_start(setup, what, start()).await
 }
 
 /// Measures a start whose keys come from the memory of another process.
@@ -166,8 +162,17 @@ async fn start_from_neighbour(
     let mut neighbour = start(&[]).await?;
     neighbour.wait_ready().await?;
     let warm_from = format!("--warm-from=http://{}", neighbour.address);
+    measured_start(setup, what, start(&[&warm_from])).await
+}
+
+/// Measures a start, which begins when `starting` is polled.
+async fn measured_start(
+    setup: &Setup,
+    what: String,
+    starting: impl Future<Output = Result<Process>>,
+) -> Result<Row> {
     let before = Before::now(setup).await?;
-    let mut rangecache = start(&[&warm_from]).await?;
+    let mut rangecache = starting.await?;
     rangecache.wait_ready().await?;
     let nothing = (&CpuSample::default(), 0.0);
     measured(setup, &rangecache, what, before, nothing).await

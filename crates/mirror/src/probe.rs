@@ -112,9 +112,10 @@ async fn proof(probe: &Probe<'_>, ticks: u32, may_wait: bool) -> Result<Proof, R
     let (set, freshness) = (probe.set, probe.freshness);
     let credentials = probe.upstream.credentials();
     if !credentials.name_a_user() {
-        return match may_wait && probe.upstream.is_behind_hub() {
-            true => freshness.probe().await,
-            false => freshness.prove().await,
+        return if may_wait && probe.upstream.is_behind_hub() {
+            freshness.probe().await
+        } else {
+            freshness.prove().await
         };
     }
     let is_on = set.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);

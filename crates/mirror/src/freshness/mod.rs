@@ -169,11 +169,10 @@ impl Freshness {
                 round.wait().await
             }
         };
-        match self.settle(0, result) {
-            Some(Ok(proof)) => Ok(proof),
-            Some(Err(Unproven::For(reason))) => Err(reason),
-            // The check was made at a compacted revision of another read.
-            _ => self.prove().await,
+        match result {
+            // The check was made at the revision of another read.
+            Err(Unproven::Compacted(_)) => self.prove().await,
+            proven => proven.map_err(Unproven::without_revision),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The task that keeps the image of a mirror: writes a base, and then each second the events since.
 
+use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub(crate) async fn keep(
                 return;
             }
             () = stop.cancelled() => {
-                let _ = tokio::time::timeout(LAST_TIMEOUT, keeper.append_last()).await;
+                keeper.append_last().await;
                 return;
             }
         }
@@ -172,24 +172,26 @@ impl Keeper<'_> {
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let mut working = pin!(rangecache_base::blocking::run(work));
-        let mut stopped = pin!(async {
+        let stopped = async {
             self.stop.cancelled().await;
             tokio::time::sleep(LAST_TIMEOUT).await;
-        });
-        let result = tokio::select! {
-            biased;
-            result = &mut working => result,
-            () = &mut stopped => return Err(io::Error::other("the process stops")),
-            () = tokio::time::sleep(DISK_TIMEOUT) => {
-                self.report(&io::Error::new(io::ErrorKind::TimedOut, "the disk does not respond"));
-                tokio::select! {
-                    result = working => result,
-                    () = stopped => return Err(io::Error::other("the process stops")),
-                }
-            }
         };
-        result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
+        let reported = async {
+            tokio::time::sleep(DISK_TIMEOUT).await;
+            self.report(&io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the disk does not respond",
+            ));
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            result = rangecache_base::blocking::run(work) => {
+                result.unwrap_or_else(|_| Err(io::Error::other("writing panicked")))
+            }
+            () = stopped => Err(io::Error::other("the process stops")),
+            never = reported => match never {},
+        }
     }
 
     async fn try_step(&mut self) -> io::Result<()> {
