@@ -9,6 +9,7 @@ use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Reason};
+use rangecache_mirror::UselessNeighbour;
 use rangecache_mirror::history::Auth;
 use rangecache_upstream::gates::{GateState, VersionGate};
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem, Version};
@@ -34,6 +35,8 @@ pub(super) struct Facts<'a> {
     pub(super) auth: Auth,
     pub(super) has_own_user: bool,
     pub(super) user_problem: Option<UserProblem>,
+    /// Neighbours that would be of no use to the next start.
+    pub(super) useless_neighbours: &'a [UselessNeighbour],
     pub(super) panics: u64,
     /// Reads refused in the last fifteen minutes.
     pub(super) shed: u64,
@@ -71,6 +74,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         findings.extend(mirror_finding(mirror, facts));
         findings.extend(image_finding(mirror));
     }
+    findings.extend(facts.useless_neighbours.iter().map(neighbour_finding));
     if facts.panics > 0 {
         let title = format!("{} since the start", counted(facts.panics, "panic"));
         findings.push(
@@ -302,6 +306,16 @@ fn image_finding(mirror: &MirrorStatus) -> Option<Finding> {
             .about(&mirror.name)
             .with_meaning(format!("Serving continues. {next}")),
     )
+}
+
+/// A neighbour that the next start would ask in vain.
+fn neighbour_finding(neighbour: &UselessNeighbour) -> Finding {
+    let UselessNeighbour { url, mirror, reason } = neighbour;
+    let title = format!("the neighbour {url} has no keys of {mirror} for the next start");
+    let finding = Finding::new(FindingId::NeighbourOfNoUse, title).about(url.to_string());
+    finding.with_meaning(format!(
+        "When it was asked last: {reason}. Serving continues; without a neighbour or an image a start reads every key from etcd."
+    ))
 }
 
 /// A mirror that has no key: its prefix may be mistyped.
@@ -558,6 +572,7 @@ mod tests {
             auth: Auth::Off,
             has_own_user: false,
             user_problem: None,
+            useless_neighbours: &[],
             panics: 0,
             shed: 0,
             failed: 0,
@@ -620,6 +635,30 @@ mod tests {
             )]
         );
         assert_eq!(found(&facts(&endpoints, &[with(false)])), []);
+    }
+
+    #[test]
+    fn neighbour_of_no_use_is_a_note() {
+        let (endpoints, mirrors) = ([endpoint(true, true)], [mirror(None)]);
+        let useless = [UselessNeighbour {
+            url: "http://10.0.0.2:23790".parse().unwrap(),
+            mirror: "/registry/".to_owned(),
+            reason: "it does not answer in time".to_owned(),
+        }];
+        let facts = Facts {
+            useless_neighbours: &useless,
+            ..facts(&endpoints, &mirrors)
+        };
+        let findings = findings(&facts);
+        let [finding] = findings.as_slice() else {
+            panic!("{findings:?}");
+        };
+        assert_eq!(finding.severity, Severity::Note);
+        assert!(finding.title.contains("http://10.0.0.2:23790"), "{finding:?}");
+        assert!(
+            finding.meaning.contains("it does not answer in time"),
+            "{finding:?}"
+        );
     }
 
     #[test]

@@ -230,6 +230,10 @@ finding_ids! {
     /// small. Serving continues, and the next start reads more from etcd.
     ImageNotWritten = "image-not-written" in [Status]: [Warning],
         "The log says why; make room in --image-dir, raise --image-max-bytes, or restore the disk.";
+    /// A rangecache that `--warm-from` names cannot be reached, or does not have the keys of a mirror in memory; each is asked once a
+    /// minute. Serving continues, and the next start may read every key from etcd.
+    NeighbourOfNoUse = "neighbour-of-no-use" in [Status]: [Note],
+        "Check that the neighbour runs, is of the same etcd and mirrors the same keys, or name another one in --warm-from.";
     /// A mirror is in service and has no key: its prefix may be mistyped. A note if it mirrors the whole keyspace.
     MirrorEmpty = "mirror-empty" in [Status]: [Warning, Note],
         "Check --cache-prefix and --no-cache-prefix: rangecache doctor lists the prefixes that there are.";

@@ -1,5 +1,6 @@
 //! Starts from what a neighbour has (`--warm-from`).
 
+use serde_json::Value;
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
@@ -119,6 +120,12 @@ async fn neighbours_that_are_of_no_use_cost_nothing_but_time() {
         1,
         "{log}"
     );
+    let status: Value = serde_json::from_str(&second.admin("/status").await.body).expect("it is JSON");
+    let findings = status["findings"].as_array().expect("findings");
+    let of_no_use = findings
+        .iter()
+        .filter(|finding| finding["id"] == "neighbour-of-no-use");
+    assert_eq!(of_no_use.count(), 4, "{status}");
     answers_are_those_of(&etcd, &second).await;
     hangs.resume();
 }

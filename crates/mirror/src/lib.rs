@@ -18,6 +18,7 @@
 //! | `packing` | values compressed as memory becomes scarce |
 //! | `residency` | values left out once that is not enough, and read again |
 //! | `pace` | pace of reads in the background |
+//! | `neighbours` | neighbours that would be of no use to the next start |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
@@ -40,6 +41,7 @@ mod lifecycle;
 mod load;
 pub mod metrics;
 mod mirrors;
+mod neighbours;
 mod pace;
 mod packing;
 mod probe;
@@ -59,6 +61,7 @@ pub use metrics::{
     FreshnessMetrics, PrefixMetrics, QuorumChecks, STREAM_FALLBACKS, StreamFallbacks, Unreadable,
 };
 pub use mirrors::Mirrors;
+pub use neighbours::UselessNeighbour;
 pub use stale::StaleView;
 pub use view::{HeldView, HeldViews, prefix_sizes};
 
@@ -116,6 +119,11 @@ pub fn start(
     spawn(&mirrors, async move {
         let (set, upstream) = (&refilled.set, &refilled.upstream);
         restarting("residency", || residency::run(set, upstream)).await;
+    });
+    let warmed = Arc::clone(&mirrors);
+    spawn(&mirrors, async move {
+        let (set, upstream) = (&warmed.set, &warmed.upstream);
+        restarting("neighbours", || load::check_neighbours(set, upstream)).await;
     });
     let contradicted = Arc::clone(&mirrors);
     spawn(&mirrors, async move {

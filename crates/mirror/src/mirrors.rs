@@ -16,6 +16,7 @@ use super::history::{ClusterState, Compaction, HistoryId};
 use super::image::Images;
 use super::load::LoadPacing;
 use super::metrics::RoomMetrics;
+use super::neighbours::UselessNeighbour;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
@@ -271,6 +272,12 @@ impl Mirrors {
     #[must_use]
     pub fn keep_images(&self) -> bool {
         self.images.is_some()
+    }
+
+    /// Neighbours (`--warm-from`) that were of no use when they were asked last.
+    #[must_use]
+    pub fn useless_neighbours(&self) -> Vec<UselessNeighbour> {
+        self.set.useless_neighbours()
     }
 
     /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.

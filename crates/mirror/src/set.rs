@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::flags::{CachePack, MirrorConfig};
 use super::history::{Before, ClusterState, HistoryId, Verdict};
+use super::neighbours::{Neighbours, UselessNeighbour};
 use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use rangecache_base::flags::Live;
@@ -78,6 +79,8 @@ impl MirrorSlot {
 pub(super) struct MirrorSet {
     places: Box<[OnceLock<MirrorSlot>]>,
     pub(super) cluster_state: Arc<ClusterState>,
+    /// The last answers of neighbours.
+    pub(super) neighbours: Neighbours,
     /// `--cache-max-bytes`.
     live: Live<MirrorConfig>,
     /// Asks for a verification before the next interval.
@@ -95,6 +98,7 @@ impl MirrorSet {
         MirrorSet {
             places: slots.into_iter().map(OnceLock::from).chain(empty).collect(),
             cluster_state,
+            neighbours: Neighbours::default(),
             live,
             verification: Notify::new(),
         }
@@ -161,6 +165,15 @@ impl MirrorSet {
     /// `--warm-from`
     pub(super) fn warm_from(&self) -> Vec<Url> {
         self.live.load().warm_from.clone()
+    }
+
+    /// Neighbours that `--warm-from` names, and that were of no use when they were asked for a mirror last.
+    pub(super) fn useless_neighbours(&self) -> Vec<UselessNeighbour> {
+        let (named, mut useless) = (self.warm_from(), self.neighbours.useless());
+        useless.retain(|known| {
+            named.contains(&known.url) && self.all().any(|mirror| mirror.name == known.mirror)
+        });
+        useless
     }
 
     /// When values are packed (`--cache-pack`).

@@ -30,6 +30,7 @@ use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
 use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
 use etcd_wire::grpc::hub::HISTORY;
+use etcd_wire::grpc::metadata::OUTCOME;
 use rangecache_base::net::Url;
 
 /// Response message, or a gRPC code with its message.
@@ -72,6 +73,8 @@ pub struct FakeEtcd {
     pub calls: Calls,
     /// Metadata by which responses from now on say that they come from another rangecache.
     pub history: Arc<Mutex<Option<&'static str>>>,
+    /// Outcome that responses from now on have.
+    pub outcome: Arc<Mutex<Option<&'static str>>>,
     _stop: DropGuard,
 }
 
@@ -112,23 +115,26 @@ impl FakeEtcd {
         let calls = Calls::default();
         let seen = Arc::clone(&calls);
         let history = Arc::<Mutex<_>>::default();
-        let told = Arc::clone(&history);
+        let outcome = Arc::<Mutex<_>>::default();
+        let added = [(HISTORY, Arc::clone(&history)), (OUTCOME, Arc::clone(&outcome))];
         let mut connections = 0;
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (scripts, seen, told) = (scripts.clone(), Arc::clone(&seen), Arc::clone(&told));
+                let (scripts, seen, added) = (scripts.clone(), Arc::clone(&seen), added.clone());
                 connections += 1;
                 let connection = connections;
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
                     seen.lock().push((connection, path, headers));
-                    let (scripts, told) = (scripts.clone(), Arc::clone(&told));
+                    let (scripts, added) = (scripts.clone(), added.clone());
                     async move {
                         let mut response = answer(scripts, request).await?;
-                        if let Some(history) = *told.lock() {
-                            let value = HeaderValue::from_static(history);
-                            response.headers_mut().insert(HISTORY, value);
+                        for (name, value) in added {
+                            if let Some(value) = *value.lock() {
+                                let value = HeaderValue::from_static(value);
+                                response.headers_mut().insert(name, value);
+                            }
                         }
                         Ok::<_, Infallible>(response)
                     }
@@ -142,6 +148,7 @@ impl FakeEtcd {
             url: format!("http://127.0.0.1:{port}").parse().unwrap(),
             calls,
             history,
+            outcome,
             _stop: stop.drop_guard(),
         }
     }

@@ -55,6 +55,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
     };
     let mixed_clusters = handles.upstream.mixed_clusters();
     let certificates = certificates(handles);
+    let useless_neighbours = handles.mirrors.useless_neighbours();
     let findings = checks::findings(&checks::Facts {
         draining: handles.draining.is_cancelled(),
         forwards_all: handles.mirrors.forwards_all(),
@@ -68,6 +69,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         auth: cluster_state.auth(),
         has_own_user: credentials.name_a_user(),
         user_problem: credentials.problem(),
+        useless_neighbours: &useless_neighbours,
         panics: metrics.process.panics.get(),
         shed: ended(|outcome| matches!(outcome, Outcome::Shed(_))),
         failed: ended(|outcome| matches!(outcome, Outcome::Failed(_))),

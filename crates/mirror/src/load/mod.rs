@@ -37,6 +37,7 @@ pub(super) use pacing::LoadPacing;
 use adopt::adopt;
 use gather::load_all;
 use neighbour::ask_neighbours;
+pub(super) use neighbour::check_neighbours;
 
 /// Loads on a dedicated connection. Of `previous`, what the mirror had before, or what a neighbour has, only what differs is
 /// read; it is taken once everything has to be.

@@ -4,24 +4,28 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::begin::Load;
 use super::error::LoadError;
 use super::gather::{build, push_all};
 use super::loaded::{Previous, Source};
+use crate::set::MirrorSet;
+use crate::view::Mirror;
 use etcd_store::cache::TreeBuilder;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::grpc::fields::EXPLAIN;
 use etcd_wire::grpc::metadata::OUTCOME;
 use rangecache_base::net::Url;
-use rangecache_upstream::{ConnectError, ReceiveWindow};
+use rangecache_upstream::{Channel, ConnectError, ReceiveWindow, Upstream};
 
 /// Timeout for connecting to a neighbour and for the head of its response: the load from etcd waits meanwhile.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for each message that follows: many that start at once may share the neighbour's processors.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval at which neighbours are asked whether they have the keys: what a start would find is known before it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Beginning of the outcome of a read that memory has answered.
 const FROM_MEMORY: &str = "hit;";
 
@@ -36,6 +40,8 @@ enum Useless {
     TimedOut,
     #[error("it does not have the keys in memory")]
     Cold,
+    #[error("it is of another etcd cluster")]
+    AnotherCluster,
     #[error("its response is not whole")]
     NotWhole,
     #[error("its keys take more memory than --cache-max-bytes allows without packing and leaving out values")]
@@ -48,55 +54,76 @@ enum Useless {
 pub(super) async fn ask_neighbours(load: &Load<'_>) -> Option<Previous> {
     for url in load.set.warm_from() {
         let began = Instant::now();
-        match ask(load, &url).await {
-            Ok(previous) => {
-                tracing::info!(
-                    mirror = load.mirror.name,
-                    neighbour = %url,
-                    keys = previous.tree.len(),
-                    seconds = began.elapsed().as_secs_f64(),
-                    "a neighbour has sent its keys"
-                );
-                return Some(previous);
-            }
-            Err(error) => {
-                tracing::info!(mirror = load.mirror.name, neighbour = %url, %error, "a neighbour is of no use")
-            }
+        let answer = ask(load, &url).await;
+        let neighbours = &load.set.neighbours;
+        neighbours.record(&url, &load.mirror.name, answer.as_ref().err());
+        if let Ok(previous) = answer {
+            tracing::info!(
+                mirror = load.mirror.name,
+                neighbour = %url,
+                keys = previous.tree.len(),
+                seconds = began.elapsed().as_secs_f64(),
+                "a neighbour has sent its keys"
+            );
+            return Some(previous);
         }
     }
     None
 }
 
+/// Asks every neighbour, each minute, whether it has the keys of each mirror.
+pub(crate) async fn check_neighbours(set: &MirrorSet, upstream: &Upstream) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        check_each(set, upstream).await;
+    }
+}
+
+pub(super) async fn check_each(set: &MirrorSet, upstream: &Upstream) {
+    for url in set.warm_from() {
+        for mirror in set.all() {
+            let answer = check(set, upstream, mirror, &url).await;
+            set.neighbours.record(&url, &mirror.name, answer.as_ref().err());
+        }
+    }
+}
+
+/// Fails unless the neighbour counts the keys of `mirror` in its memory.
+async fn check(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror, url: &Url) -> Result<(), Useless> {
+    let deadline = Instant::now() + HEAD_TIMEOUT;
+    let mut client = connect(upstream, url, ReceiveWindow::SMALL, deadline).await?;
+    let counting = client.range(request(RangeRequest {
+        count_only: true,
+        serializable: true,
+        ..keys_of(mirror)
+    }));
+    let response = within(deadline, counting).await?;
+    is_from_memory(response.metadata())?;
+    let header = response.into_inner().header.ok_or(Useless::NotWhole)?;
+    let is_same = set
+        .cluster_state
+        .before_check()
+        .history
+        .may_be_of_cluster(header.cluster_id);
+    if is_same {
+        Ok(())
+    } else {
+        Err(Useless::AnotherCluster)
+    }
+}
+
 async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
-    let connection = load
-        .upstream
-        .neighbour(url, ReceiveWindow::LOAD, deadline)
-        .await?;
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-    let scope = &load.mirror.scope;
-    let mut request = tonic::Request::new(RangeRequest {
-        key: scope.key(),
-        range_end: scope.range_end(),
-        ..RangeRequest::default()
-    });
-    request
-        .metadata_mut()
-        .insert(EXPLAIN.0, MetadataValue::from_static("true"));
-    let response = tokio::time::timeout_at(deadline, client.range_stream(request));
-    let response = response.await.map_err(|_| Useless::TimedOut)??;
-    let outcome = response.metadata().get(OUTCOME.as_str());
+    let mut client = connect(load.upstream, url, ReceiveWindow::LOAD, deadline).await?;
+    let response = within(deadline, client.range_stream(request(keys_of(load.mirror)))).await?;
     // Dropped otherwise, before its etcd has sent much for it.
-    if !outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes())) {
-        return Err(Useless::Cold);
-    }
+    is_from_memory(response.metadata())?;
     let mut stream = response.into_inner();
     let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
     let mut cluster_id = None;
     loop {
-        let message = tokio::time::timeout(MESSAGE_TIMEOUT, stream.message());
-        let Some(chunk) = message.await.map_err(|_| Useless::TimedOut)?? else {
+        let deadline = Instant::now() + MESSAGE_TIMEOUT;
+        let Some(chunk) = within(deadline, stream.message()).await? else {
             break;
         };
         let Some(response) = chunk.range_response else {
@@ -115,4 +142,47 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
         tree: build(builder).await?,
         source: Source::Neighbour,
     })
+}
+
+async fn connect(
+    upstream: &Upstream,
+    url: &Url,
+    windows: ReceiveWindow,
+    deadline: Instant,
+) -> Result<KvClient<Channel>, Useless> {
+    let connection = upstream.neighbour(url, windows, deadline).await?;
+    let (channel, origin) = connection.own_channel();
+    Ok(KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX))
+}
+
+/// Every key of `mirror`.
+fn keys_of(mirror: &Mirror) -> RangeRequest {
+    RangeRequest {
+        key: mirror.scope.key(),
+        range_end: mirror.scope.range_end(),
+        ..RangeRequest::default()
+    }
+}
+
+/// A request whose response says whether memory has answered it.
+fn request(message: RangeRequest) -> tonic::Request<RangeRequest> {
+    let mut request = tonic::Request::new(message);
+    let explain = MetadataValue::from_static("true");
+    request.metadata_mut().insert(EXPLAIN.0, explain);
+    request
+}
+
+/// The response of `call`, if it arrives in time.
+async fn within<T>(
+    deadline: Instant,
+    call: impl Future<Output = Result<T, tonic::Status>>,
+) -> Result<T, Useless> {
+    let response = tokio::time::timeout_at(deadline, call).await;
+    Ok(response.map_err(|_| Useless::TimedOut)??)
+}
+
+fn is_from_memory(metadata: &MetadataMap) -> Result<(), Useless> {
+    let outcome = metadata.get(OUTCOME.as_str());
+    let is_hit = outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes()));
+    if is_hit { Ok(()) } else { Err(Useless::Cold) }
 }

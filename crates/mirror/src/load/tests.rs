@@ -1,7 +1,10 @@
 //! Loads from a scripted etcd.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use prost::Message as _;
 use tonic::Code;
 
 use super::begin::MAX_RESUMES;
@@ -9,6 +12,8 @@ use super::*;
 use crate::history::HistoryId;
 use crate::testing::{Bench, Then};
 use etcd_store::cache::Tree;
+use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_upstream::fake::{self, FakeEtcd};
 use rangecache_upstream::first_page_limit;
 
 fn keys(tree: &Tree) -> String {
@@ -122,4 +127,40 @@ async fn etcd_that_does_not_know_range_stream_is_loaded_by_pages() {
         panic!("{:?}", etcd.reads)
     };
     assert_eq!((page.revision, page.limit), (4, first_page_limit()));
+}
+
+/// The contents of a neighbour are known before a start needs them: memory that has the keys, of the same cluster.
+#[tokio::test]
+async fn neighbour_is_of_use_while_its_memory_counts_the_keys() {
+    let bench = Bench::new().await;
+    let cluster_id = Arc::new(AtomicU64::new(7));
+    let answered = Arc::clone(&cluster_id);
+    let neighbour = FakeEtcd::start(move |_, message| {
+        let request = RangeRequest::decode(&message[..]).unwrap();
+        assert!(request.count_only && request.serializable && request.key[..] == *b"\0");
+        std::future::ready(fake::range_at(answered.load(Ordering::Relaxed), 4, 2))
+    })
+    .await;
+    let mirrors = bench.mirrors(&["--warm-from", &format!("http://127.0.0.1:1,{}", neighbour.url)]);
+    let useless = async || {
+        neighbour::check_each(&mirrors.set, &mirrors.upstream).await;
+        let useless = mirrors.useless_neighbours();
+        let of_neighbour = useless.iter().find(|known| known.url == neighbour.url);
+        assert_eq!(
+            useless.len(),
+            1 + usize::from(of_neighbour.is_some()),
+            "{useless:?}"
+        );
+        of_neighbour.map(|known| known.reason.clone())
+    };
+    mirrors.cluster_state.before_check().note_cluster(7);
+    *neighbour.outcome.lock() = Some("hit; linearizable");
+    assert_eq!(useless().await, None);
+    *neighbour.outcome.lock() = Some("forwarded; loading");
+    assert_eq!(useless().await.unwrap(), "it does not have the keys in memory");
+    *neighbour.outcome.lock() = Some("hit; linearizable");
+    cluster_id.store(8, Ordering::Relaxed);
+    assert_eq!(useless().await.unwrap(), "it is of another etcd cluster");
+    cluster_id.store(7, Ordering::Relaxed);
+    assert_eq!(useless().await, None);
 }
