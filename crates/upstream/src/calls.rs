@@ -29,6 +29,8 @@ use etcd_wire::grpc_health::{HealthCheckRequest, HealthCheckResponse};
 
 /// Key that quorum checks read. It need not exist: only the header of the response matters.
 const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
+/// Path of a quorum check.
+const CHECK_PATH: &str = "/etcdserverpb.KV/Range";
 /// Headers that describe the caller's message and deadline, not its identity.
 const MESSAGE_HEADERS: [&str; 4] = [
     "content-length",
@@ -51,21 +53,24 @@ const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn anonymous_check(
     connection: &Arc<Connection>,
     revision: i64,
-    metadata: MetadataMap,
+    mut metadata: MetadataMap,
 ) -> Result<(Option<ResponseHeader>, Option<Origin>), tonic::Status> {
-    let (channel, origin) = connection.channel();
-    let mut request = tonic::Request::new(RangeRequest {
+    let message = RangeRequest {
         revision,
         ..header_request(Bytes::from_static(CHECK_KEY))
-    });
-    *request.metadata_mut() = metadata;
+    };
     if connection.may_act_as_user() {
         // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token
         // that was never issued. With auth off, etcd ignores tokens.
-        request
-            .metadata_mut()
-            .insert("token", MetadataValue::from_static("anonymous"));
+        metadata.insert("token", MetadataValue::from_static("anonymous"));
     }
+    let called = connection.call_lean::<RangeResponse>(CHECK_PATH, &message, metadata.clone());
+    if let Some(called) = called.await {
+        return called.map(|(response, origin)| (response.header, origin));
+    }
+    let (channel, origin) = connection.channel();
+    let mut request = tonic::Request::new(message);
+    *request.metadata_mut() = metadata;
     let response = KvClient::with_origin(channel, origin).range(request).await?;
     let origin = response.extensions().get::<Origin>().copied();
     Ok((response.into_inner().header, origin))

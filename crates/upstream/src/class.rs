@@ -1,6 +1,6 @@
 //! Classes of connections.
 
-use super::connection::ReceiveWindow;
+use super::connection::{Client, ReceiveWindow};
 use etcd_wire::grpc::Method;
 
 /// Connections that a call may use. Calls of different classes never share a connection, so that a long response or a
@@ -15,17 +15,20 @@ pub enum ConnectionClass {
     Endless,
     /// Quorum checks and probes, which carry no metadata of clients: many reads wait for each of them.
     Check,
+    /// Quorum checks, one at a time, by a client that does nothing else: [`ConnectionClass::Check`] takes those that find it in use.
+    LeanCheck,
     /// Authorizations, which carry the metadata of the client that is authorized.
     Authorization,
 }
 
 impl ConnectionClass {
     /// Every class.
-    pub(super) const ALL: [ConnectionClass; 5] = [
+    pub(super) const ALL: [ConnectionClass; 6] = [
         ConnectionClass::Unary,
         ConnectionClass::Stream,
         ConnectionClass::Endless,
         ConnectionClass::Check,
+        ConnectionClass::LeanCheck,
         ConnectionClass::Authorization,
     ];
 
@@ -49,7 +52,16 @@ impl ConnectionClass {
             ConnectionClass::Unary
             | ConnectionClass::Endless
             | ConnectionClass::Check
+            | ConnectionClass::LeanCheck
             | ConnectionClass::Authorization => ReceiveWindow::SMALL,
+        }
+    }
+
+    /// The client of its connections.
+    pub(super) const fn client(self) -> Client {
+        match self {
+            ConnectionClass::LeanCheck => Client::Lean,
+            other => Client::Hyper(other.window()),
         }
     }
 
@@ -57,7 +69,7 @@ impl ConnectionClass {
     pub(super) const fn connections(self) -> usize {
         match self {
             ConnectionClass::Unary | ConnectionClass::Stream | ConnectionClass::Endless => 2,
-            ConnectionClass::Check | ConnectionClass::Authorization => 1,
+            ConnectionClass::Check | ConnectionClass::LeanCheck | ConnectionClass::Authorization => 1,
         }
     }
 }

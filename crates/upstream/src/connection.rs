@@ -1,5 +1,6 @@
 //! HTTP/2 connections to one endpoint.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,24 +8,33 @@ use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response, Uri};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, TE};
+use http::uri::PathAndQuery;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt as _, Either, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::Mutex;
+use prost::Message;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tonic::Code;
+use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
 use super::error::ConnectError;
+use super::lean::{Lean, Whole};
 use super::outgoing::{BoxError, Outgoing};
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
 use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
-use rangecache_base::net::Url;
+use rangecache_base::net::{Stream, Url};
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
@@ -60,11 +70,30 @@ impl ReceiveWindow {
     pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
 }
 
+/// The client of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Client {
+    /// Calls of every kind, many at once.
+    Hyper(ReceiveWindow),
+    /// rangecache's own small calls, one at a time.
+    Lean,
+}
+
+/// Sends the calls of a connection.
+#[derive(Debug)]
+enum Transport {
+    Hyper(http2::SendRequest<Outgoing>),
+    Lean(Arc<Lean>),
+}
+
+/// Drives a connection until it ends, and returns why it ended.
+pub(super) type Driver = Pin<Box<dyn Future<Output = String> + Send>>;
+
 /// Why a call got no response.
 #[derive(Debug)]
 pub enum SendFailure {
     /// The request was not sent; it is returned for use on another connection.
-    NotSent(Box<Request<Outgoing>>, hyper::Error),
+    NotSent(Box<Request<Outgoing>>, BoxError),
     /// The request may have reached etcd.
     Lost(hyper::Error),
 }
@@ -86,7 +115,7 @@ pub struct Connection {
     url: Url,
     /// Scheme and authority of every request.
     origin: Uri,
-    sender: http2::SendRequest<Outgoing>,
+    transport: Transport,
     in_flight: AtomicUsize,
     /// Number, plus one, of the history to which the member was found to belong; 0 until then.
     checked_history: AtomicU64,
@@ -150,10 +179,10 @@ impl Connection {
         connector: &Connector,
         url: &Url,
         server: &Arc<ServerCapabilities>,
-        windows: ReceiveWindow,
+        client: Client,
         credentials: &Arc<Credentials>,
         deadline: Instant,
-    ) -> Result<(Arc<Connection>, impl Future<Output = String> + Send + use<>), ConnectError> {
+    ) -> Result<(Arc<Connection>, Driver), ConnectError> {
         let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
         let opening = async {
             let (stream, named) = connector
@@ -163,29 +192,19 @@ impl Connection {
                     url: url.clone(),
                     source,
                 })?;
-            let (stream, buffer) = write_buffer(stream, None);
-            let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
-                .timer(TokioTimer::new())
-                .initial_stream_window_size(windows.stream)
-                // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
-                .initial_connection_window_size((1 << 31) - 1)
-                .max_header_list_size(MAX_HEADER_BYTES)
-                .keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .keep_alive_while_idle(false)
-                .handshake(TokioIo::new(stream))
-                .await
-                .map_err(|source| ConnectError::Handshake {
-                    url: url.clone(),
-                    source,
-                })?;
-            let connection = Arc::new(Connection::new(url, server, credentials, sender, named));
-            let mut driver = Box::pin(async move {
-                match driver.await {
-                    Ok(()) => "the connection was closed".to_owned(),
-                    Err(error) => with_causes(&error),
+            let (transport, mut driver): (_, Driver) = match client {
+                Client::Hyper(windows) => shake_hands(url, stream, windows).await?,
+                Client::Lean => {
+                    let lean = Arc::new(Lean::new(stream));
+                    let (tended, closed) = (Arc::downgrade(&lean), lean.closed().clone());
+                    let driver = async move {
+                        Lean::tend(&tended, &closed).await;
+                        "the connection was closed".to_owned()
+                    };
+                    (Transport::Lean(lean), Box::pin(driver))
                 }
-            });
+            };
+            let connection = Arc::new(Connection::new(url, server, credentials, transport, named));
             if url.tls {
                 // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
                 // client's call must not be the first to fail for it. Any response shows that the certificate was
@@ -212,7 +231,7 @@ impl Connection {
         url: &Url,
         server: &Arc<ServerCapabilities>,
         credentials: &Arc<Credentials>,
-        sender: http2::SendRequest<Outgoing>,
+        transport: Transport,
         named: Option<NamedConnection>,
     ) -> Connection {
         let origin = Uri::builder()
@@ -224,7 +243,7 @@ impl Connection {
         Connection {
             url: url.clone(),
             origin,
-            sender,
+            transport,
             in_flight: AtomicUsize::new(0),
             checked_history: AtomicU64::new(0),
             peer: AtomicU8::new(Peer::Unknown as u8),
@@ -347,8 +366,76 @@ impl Connection {
         self.server.removed().cancelled().await;
     }
 
-    pub(super) fn is_live(&self) -> bool {
-        !self.sender.is_closed()
+    /// Whether the connection can still be used.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        match &self.transport {
+            Transport::Hyper(sender) => !sender.is_closed(),
+            Transport::Lean(lean) => !lean.closed().is_cancelled(),
+        }
+    }
+
+    /// Whether it is for one call at a time.
+    #[must_use]
+    pub fn is_lean(&self) -> bool {
+        matches!(self.transport, Transport::Lean(_))
+    }
+
+    /// Whether a call would begin at once, if it is a connection for one call at a time.
+    pub(super) fn is_idle(&self) -> bool {
+        match &self.transport {
+            Transport::Hyper(_) => true,
+            Transport::Lean(lean) => lean.is_idle(),
+        }
+    }
+
+    /// A unary call of rangecache's own without tonic, if this is a connection for one call at a time: the message of the response, and
+    /// what the response says about the rangecache that it comes from.
+    pub(super) async fn call_lean<R: Message + Default>(
+        self: &Arc<Self>,
+        path: &'static str,
+        message: &impl Message,
+        metadata: MetadataMap,
+    ) -> Option<Result<(R, Option<Origin>), tonic::Status>> {
+        let Transport::Lean(lean) = &self.transport else {
+            return None;
+        };
+        let mut headers = metadata.into_headers();
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        let path = PathAndQuery::from_static(path);
+        let body = framed(message);
+        let called = self.send_lean(lean, Some(path), headers, &body).await;
+        Some(called.and_then(|response| {
+            let origin = response.extensions().get::<Origin>().copied();
+            Ok((unary_message(response)?, origin))
+        }))
+    }
+
+    async fn send_lean(
+        self: &Arc<Self>,
+        lean: &Lean,
+        path: Option<PathAndQuery>,
+        mut headers: HeaderMap,
+        body: &[u8],
+    ) -> Result<Whole, tonic::Status> {
+        self.credentials.instance().sign(&mut headers);
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let _in_flight = InFlight(Arc::clone(self));
+        let called = lean.call(&self.uri_of(path), &headers, body).await;
+        let mut response = called.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        self.server.record_response();
+        if let Some(origin) = self.take_origin(response.headers_mut()) {
+            response.extensions_mut().insert(origin);
+        }
+        Ok(response)
+    }
+
+    /// This endpoint's scheme and authority, and `path`.
+    fn uri_of(&self, path: Option<PathAndQuery>) -> Uri {
+        let mut uri = self.origin.clone().into_parts();
+        uri.path_and_query = path.or(uri.path_and_query);
+        Uri::from_parts(uri).unwrap_or_else(|_| self.origin.clone())
     }
 
     /// Sends `request` with its own path and this endpoint's scheme and authority.
@@ -359,15 +446,15 @@ impl Connection {
         self: &Arc<Self>,
         mut request: Request<Outgoing>,
     ) -> Result<(Response<Incoming>, InFlight), SendFailure> {
-        let mut uri = self.origin.clone().into_parts();
-        uri.path_and_query = request.uri().path_and_query().cloned().or(uri.path_and_query);
-        if let Ok(uri) = Uri::from_parts(uri) {
-            *request.uri_mut() = uri;
-        }
+        let Transport::Hyper(sender) = &self.transport else {
+            let error = "the connection is for quorum checks alone".into();
+            return Err(SendFailure::NotSent(Box::new(request), error));
+        };
+        *request.uri_mut() = self.uri_of(request.uri().path_and_query().cloned());
         self.credentials.instance().sign(request.headers_mut());
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         let guard = InFlight(Arc::clone(self));
-        match self.sender.clone().try_send_request(request).await {
+        match sender.clone().try_send_request(request).await {
             Ok(mut response) => {
                 self.server.record_response();
                 if let Some(origin) = self.take_origin(response.headers_mut()) {
@@ -376,7 +463,10 @@ impl Connection {
                 Ok((response, guard))
             }
             Err(mut failed) => match failed.take_message() {
-                Some(request) => Err(SendFailure::NotSent(Box::new(request), failed.into_error())),
+                Some(request) => Err(SendFailure::NotSent(
+                    Box::new(request),
+                    failed.into_error().into(),
+                )),
                 None => Err(SendFailure::Lost(failed.into_error())),
             },
         }
@@ -516,12 +606,74 @@ pub async fn open_once(
         connector,
         url,
         &server,
-        ReceiveWindow::SHARED,
+        Client::Hyper(ReceiveWindow::SHARED),
         credentials,
         deadline,
     );
     let (connection, driver) = opening.await?;
     Ok((connection, tasks.spawn(driver)))
+}
+
+/// Begins HTTP/2 on `stream`.
+async fn shake_hands(
+    url: &Url,
+    stream: Stream,
+    windows: ReceiveWindow,
+) -> Result<(Transport, Driver), ConnectError> {
+    let (stream, buffer) = write_buffer(stream, None);
+    let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(windows.stream)
+        // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
+        .initial_connection_window_size((1 << 31) - 1)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(false)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|source| ConnectError::Handshake {
+            url: url.clone(),
+            source,
+        })?;
+    let driver = async move {
+        match driver.await {
+            Ok(()) => "the connection was closed".to_owned(),
+            Err(error) => with_causes(&error),
+        }
+    };
+    Ok((Transport::Hyper(sender), Box::pin(driver)))
+}
+
+/// `message` as gRPC frames it, not compressed.
+fn framed(message: &impl Message) -> Vec<u8> {
+    let length = message.encoded_len();
+    let mut framed = Vec::with_capacity(5 + length);
+    framed.push(0);
+    framed.extend(u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
+    framed.extend(message.encode_to_vec());
+    framed
+}
+
+/// The message of a unary response, or its status.
+fn unary_message<R: Message + Default>(response: Whole) -> Result<R, tonic::Status> {
+    let (parts, (body, trailers)) = response.into_parts();
+    if parts.status != StatusCode::OK {
+        let status = format!("the peer answers with {}", parts.status);
+        return Err(tonic::Status::unavailable(status));
+    }
+    let status = tonic::Status::from_header_map(trailers.as_ref().unwrap_or(&parts.headers));
+    match status {
+        Some(status) if status.code() == Code::Ok => {}
+        Some(status) => return Err(status),
+        None => return Err(tonic::Status::unavailable("the peer answers without a status")),
+    }
+    match body.split_first_chunk::<5>() {
+        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
+            R::decode(message).map_err(|error| tonic::Status::internal(error.to_string()))
+        }
+        _ => Err(tonic::Status::internal("the response is not one message")),
+    }
 }
 
 /// An error's message with its causes, which hyper's own message leaves out.
@@ -535,6 +687,9 @@ fn with_causes(error: &hyper::Error) -> String {
     message
 }
 
+/// Body of a response as it arrives, or one that has arrived.
+pub type ChannelBody = Either<Incoming, BoxBody<Bytes, Infallible>>;
+
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]
 pub struct Channel {
@@ -544,9 +699,9 @@ pub struct Channel {
 }
 
 impl tower_service::Service<Request<tonic::body::Body>> for Channel {
-    type Response = Response<Incoming>;
+    type Response = Response<ChannelBody>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<ChannelBody>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -558,7 +713,7 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
             own_identity,
         } = self.clone();
         Box::pin(async move {
-            let mut request = request.map(Outgoing::tonic);
+            let mut request = request;
             let token = if own_identity {
                 connection.credentials.token().await
             } else {
@@ -567,17 +722,29 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
             if let Some(token) = &token {
                 request.headers_mut().insert("token", token.clone());
             }
-            match connection.send(request).await {
-                Ok((response, _in_flight)) => {
-                    if own_identity {
-                        connection
-                            .credentials
-                            .check_token_rejected(token.as_ref(), response.headers());
-                    }
-                    Ok(response)
+            let response = match &connection.transport {
+                Transport::Lean(lean) => {
+                    let (parts, body) = request.into_parts();
+                    let body = body.collect().await?.to_bytes();
+                    let path = parts.uri.path_and_query().cloned();
+                    let response = connection.send_lean(lean, path, parts.headers, &body).await?;
+                    response.map(|(body, trailers)| {
+                        let trailers = std::future::ready(trailers.map(Ok));
+                        Either::Right(Full::new(body).with_trailers(trailers).boxed())
+                    })
                 }
-                Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => Err(error.into()),
+                Transport::Hyper(_) => match connection.send(request.map(Outgoing::tonic)).await {
+                    Ok((response, _in_flight)) => response.map(Either::Left),
+                    Err(SendFailure::NotSent(_, error)) => return Err(error),
+                    Err(SendFailure::Lost(error)) => return Err(error.into()),
+                },
+            };
+            if own_identity {
+                connection
+                    .credentials
+                    .check_token_rejected(token.as_ref(), response.headers());
             }
+            Ok(response)
         })
     }
 }

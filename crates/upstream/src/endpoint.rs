@@ -150,6 +150,7 @@ pub(super) struct Endpoint {
     stream: Vec<ArcSwapOption<Connection>>,
     endless: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
+    lean_check: Vec<ArcSwapOption<Connection>>,
     authorization: Vec<ArcSwapOption<Connection>>,
     /// Shared with every connection of the endpoint.
     pub(super) server: Arc<ServerCapabilities>,
@@ -186,6 +187,7 @@ impl Endpoint {
             stream: slots(ConnectionClass::Stream),
             endless: slots(ConnectionClass::Endless),
             check: slots(ConnectionClass::Check),
+            lean_check: slots(ConnectionClass::LeanCheck),
             authorization: slots(ConnectionClass::Authorization),
             server: Arc::default(),
             last_error: Mutex::new(None),
@@ -207,6 +209,7 @@ impl Endpoint {
             ConnectionClass::Stream => &self.stream,
             ConnectionClass::Endless => &self.endless,
             ConnectionClass::Check => &self.check,
+            ConnectionClass::LeanCheck => &self.lean_check,
             ConnectionClass::Authorization => &self.authorization,
         }
     }
@@ -234,9 +237,10 @@ impl Endpoint {
         Some(self.member_id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
-    /// Whether a connection of any class is open.
+    /// Whether a connection is open, of any class but the one that may learn of its end only with its next call.
     pub(super) fn is_connected(&self) -> bool {
-        ConnectionClass::ALL.into_iter().any(|class| self.has_live(class))
+        let mut classes = ConnectionClass::ALL.into_iter();
+        classes.any(|class| class != ConnectionClass::LeanCheck && self.has_live(class))
     }
 
     /// Whether a connection of `class` is open.
@@ -431,7 +435,7 @@ impl Endpoint {
                 &context.connector,
                 &self.url,
                 &self.server,
-                class.window(),
+                class.client(),
                 &context.credentials,
                 no_deadline,
             );
@@ -439,11 +443,10 @@ impl Endpoint {
                 break;
             };
             match opened {
-                Ok((connection, driver)) => {
+                Ok((connection, mut driver)) => {
                     let opened = Instant::now();
                     self.server.record_reconnected();
                     let answered = AtomicBool::new(false);
-                    let mut driver = Box::pin(driver);
                     let ended = self
                         .use_connection(&slot, &connection, &mut driver, context, &answered)
                         .await;
@@ -641,7 +644,7 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::ReceiveWindow;
+    use crate::connection::{Client, ReceiveWindow};
     use crate::fake::FakeEtcd;
     use etcd_wire::etcdserverpb::ResponseHeader;
 
@@ -655,7 +658,7 @@ mod tests {
             &connector,
             &endpoint.url,
             &endpoint.server,
-            ReceiveWindow::SHARED,
+            Client::Hyper(ReceiveWindow::SHARED),
             &credentials,
             Instant::now() + Duration::from_secs(20),
         );

@@ -9,6 +9,7 @@
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection |
+//! | `lean` | the client of the connection for quorum checks |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself |
@@ -39,6 +40,7 @@ pub mod fake;
 mod flags;
 pub mod gates;
 mod health;
+mod lean;
 mod list;
 mod metrics;
 mod outgoing;
@@ -63,7 +65,9 @@ pub use calls::{
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
-pub use connection::{Channel, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, open_once};
+pub use connection::{
+    Channel, ChannelBody, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, open_once,
+};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};

@@ -16,7 +16,7 @@ use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
 use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
 use super::class::ConnectionClass;
 use super::clusters::{ClusterOfEndpoint, Clusters};
-use super::connection::{Connection, ReceiveWindow};
+use super::connection::{Client, Connection, ReceiveWindow};
 use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointSource, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
@@ -332,6 +332,19 @@ impl Upstream {
         )
     }
 
+    /// The connection to the endpoint of `check`, an ordinary check connection, on which a quorum check costs least: its other one, if
+    /// that is open and no other check uses it.
+    #[must_use]
+    pub fn leanest(&self, check: Arc<Connection>) -> Arc<Connection> {
+        let endpoints = self.list();
+        let endpoint = endpoints.iter().find(|endpoint| endpoint.url == *check.url());
+        let mut lean = endpoint
+            .into_iter()
+            .flat_map(|endpoint| endpoint.live(ConnectionClass::LeanCheck));
+        lean.find(|lean| lean.is_idle() && !self.is_left_out(lean.cluster_id()))
+            .unwrap_or(check)
+    }
+
     /// Why RangeStream must not be used on `connection`, if there is a reason.
     #[must_use]
     pub fn lacks_range_stream(&self, connection: &Connection) -> Option<NoRangeStream> {
@@ -432,7 +445,8 @@ impl Upstream {
     ) -> Result<Arc<Connection>, ConnectError> {
         let context = &self.context;
         let (connector, credentials) = (&context.connector, &context.credentials);
-        let opening = Connection::open(connector, url, server, windows, credentials, deadline);
+        let client = Client::Hyper(windows);
+        let opening = Connection::open(connector, url, server, client, credentials, deadline);
         let (connection, driver) = opening.await?;
         context.tasks.spawn(async move {
             let reason = driver.await;

@@ -79,7 +79,7 @@ impl SharedResponse {
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
         let mut held = budget.hold_for(client);
         let mut pieces = Vec::new();
-        let lost = |error| Refused::shared_call(SendError::Lost(error).status());
+        let lost = |error: hyper::Error| Refused::shared_call(SendError::Lost(error.into()).status());
         while let Some(data) = reader.data().await.map_err(lost)? {
             let bytes = data.len() as u64;
             if held.try_grow(bytes).is_err() {

@@ -180,7 +180,7 @@ impl FetchPage for PageCalls {
                     data.extend_from_slice(&piece);
                 }
                 Ok(None) => break,
-                Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error).status())),
+                Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error.into()).status())),
             }
             let length_bytes = Prefix::parse(&data).map(|prefix| u64::from(prefix.length_bytes));
             if let (Some(length_bytes), Some(max_bytes)) = (length_bytes, max_bytes)

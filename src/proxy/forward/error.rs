@@ -8,7 +8,7 @@ use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_edge::limits::{BudgetExceeded, NoShare, NoTurn};
-use rangecache_upstream::NoEndpoint;
+use rangecache_upstream::{BoxError, NoEndpoint};
 
 /// Reason for which a call got no response from etcd.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +16,7 @@ pub(crate) enum SendError {
     #[error(transparent)]
     NoEndpoint(#[from] NoEndpoint),
     #[error("the connection to etcd was lost: {0}")]
-    Lost(hyper::Error),
+    Lost(BoxError),
     /// The response does not fit the buffers.
     #[error(transparent)]
     Buffers(#[from] BudgetExceeded),
@@ -34,7 +34,7 @@ impl SendError {
         if is_reset(&error) {
             SendError::Reset(error)
         } else {
-            SendError::Lost(error)
+            SendError::Lost(error.into())
         }
     }
 

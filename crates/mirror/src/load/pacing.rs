@@ -9,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
@@ -19,7 +18,9 @@ use tower_service::Service;
 
 use super::pace::LoadPace;
 use etcd_store::keyspace::scope::Scope;
-use rangecache_upstream::{Channel, Connection, ConnectionClass, Upstream, current_header, jittered};
+use rangecache_upstream::{
+    BoxError, Channel, ChannelBody, Connection, ConnectionClass, Upstream, current_header, jittered,
+};
 
 /// Timeout of a read that measures etcd's latency.
 const LATENCY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -192,19 +193,19 @@ impl Service<Request<tonic::body::Body>> for PacedChannel {
 /// A response that is read at the rate of loads.
 #[derive(Debug)]
 pub(super) struct PacedBody {
-    body: Incoming,
+    body: ChannelBody,
     load: Arc<PacedLoad>,
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
 impl Body for PacedBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Some(waiting) = &mut this.waiting {
             ready!(waiting.as_mut().poll(context));

@@ -1,0 +1,16 @@
+//! [`LeanError`]: why a lean connection cannot be used any more.
+
+use std::io;
+
+/// Why a call failed, and its connection with it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeanError {
+    #[error("the connection is closed")]
+    Closed,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("the request is too long")]
+    TooLong,
+    #[error("the peer has sent {0}")]
+    Unexpected(&'static str),
+}

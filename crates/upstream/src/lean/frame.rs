@@ -1,0 +1,172 @@
+//! Frames of HTTP/2 (RFC 9113, section 4), as far as a client that makes one small call at a time needs them.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+
+use super::error::LeanError;
+
+/// Bytes in front of the payload of each frame.
+const PREFIX_BYTES: usize = 9;
+/// Bound on a payload: the default of HTTP/2, which this client does not raise.
+pub(super) const MAX_PAYLOAD_BYTES: usize = 16 << 10;
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
+const PUSH_PROMISE: u8 = 5;
+
+const END_STREAM: u8 = 0x1;
+const ACK: u8 = 0x1;
+const END_HEADERS: u8 = 0x4;
+const PADDED: u8 = 0x8;
+const WITH_PRIORITY: u8 = 0x20;
+
+/// `SETTINGS_HEADER_TABLE_SIZE`
+pub(super) const HEADER_TABLE_SIZE: u16 = 1;
+/// `SETTINGS_ENABLE_PUSH`
+pub(super) const ENABLE_PUSH: u16 = 2;
+/// `SETTINGS_INITIAL_WINDOW_SIZE`
+pub(super) const INITIAL_WINDOW_SIZE: u16 = 4;
+
+/// A frame that a server may send.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Data {
+        stream: u32,
+        bytes: Bytes,
+        /// Bytes that count for the windows: with padding.
+        window_bytes: u32,
+        is_last: bool,
+    },
+    /// A whole block of headers.
+    Headers {
+        stream: u32,
+        block: Bytes,
+        is_last: bool,
+    },
+    Settings(Vec<(u16, u32)>),
+    Ping([u8; 8]),
+    WindowUpdate {
+        stream: u32,
+        increment: u32,
+    },
+    /// An acknowledgement, or a frame without meaning for this client.
+    Ignored,
+}
+
+/// Takes the first frame off `read`; `None` if it is not complete yet.
+///
+/// # Errors
+/// [`LeanError`] for what a server does not send in answer to small calls: the connection must not be used any more.
+pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError> {
+    let Some(prefix) = read.first_chunk::<PREFIX_BYTES>() else {
+        return Ok(None);
+    };
+    let [a, b, c, kind, flags, s0, s1, s2, s3] = *prefix;
+    let length = u32::from_be_bytes([0, a, b, c]) as usize;
+    let stream = u32::from_be_bytes([s0, s1, s2, s3]) & (u32::MAX >> 1);
+    if length > MAX_PAYLOAD_BYTES {
+        return Err(LeanError::Unexpected("a frame that is too long"));
+    }
+    if read.len() < PREFIX_BYTES + length {
+        return Ok(None);
+    }
+    read.advance(PREFIX_BYTES);
+    let mut payload = read.split_to(length).freeze();
+    let has = |flag: u8| flags & flag != 0;
+    Ok(Some(match kind {
+        DATA => Frame::Data {
+            stream,
+            bytes: unpadded(&mut payload, has(PADDED), 0)?,
+            window_bytes: u32::try_from(length).unwrap_or(u32::MAX),
+            is_last: has(END_STREAM),
+        },
+        HEADERS if has(END_HEADERS) => Frame::Headers {
+            stream,
+            block: unpadded(&mut payload, has(PADDED), if has(WITH_PRIORITY) { 5 } else { 0 })?,
+            is_last: has(END_STREAM),
+        },
+        SETTINGS | PING if stream != 0 => {
+            return Err(LeanError::Unexpected("settings or a ping of a stream"));
+        }
+        SETTINGS | PING if has(ACK) => Frame::Ignored,
+        SETTINGS if length.is_multiple_of(6) => {
+            let settings = payload
+                .chunks_exact(6)
+                .map(|mut setting| (setting.get_u16(), setting.get_u32()));
+            Frame::Settings(settings.collect())
+        }
+        PING if length == 8 => {
+            let mut data = [0; 8];
+            payload.copy_to_slice(&mut data);
+            Frame::Ping(data)
+        }
+        WINDOW_UPDATE if length == 4 => Frame::WindowUpdate {
+            stream,
+            increment: payload.get_u32() & (u32::MAX >> 1),
+        },
+        RST_STREAM => return Err(LeanError::Unexpected("a reset of the stream")),
+        GOAWAY => return Err(LeanError::Unexpected("the end of the connection")),
+        HEADERS | CONTINUATION => return Err(LeanError::Unexpected("headers in several frames")),
+        PUSH_PROMISE => return Err(LeanError::Unexpected("a push")),
+        SETTINGS | PING | WINDOW_UPDATE => return Err(LeanError::Unexpected("a frame of the wrong length")),
+        // RFC 9113, section 5.5: frames of other kinds have to be ignored.
+        _ => Frame::Ignored,
+    }))
+}
+
+/// `payload` without its padding, and without `skipped` bytes that come before its contents.
+fn unpadded(payload: &mut Bytes, is_padded: bool, skipped: usize) -> Result<Bytes, LeanError> {
+    const WRONG: LeanError = LeanError::Unexpected("padding that is longer than its frame");
+    let padding = match is_padded {
+        true => usize::from(payload.try_get_u8().map_err(|_| WRONG)?),
+        false => 0,
+    };
+    let end = payload.len().checked_sub(padding).filter(|end| *end >= skipped);
+    Ok(payload.slice(skipped..end.ok_or(WRONG)?))
+}
+
+fn put_prefix(write: &mut BytesMut, length: usize, kind: u8, flags: u8, stream: u32) {
+    write.put_uint(length as u64, 3);
+    write.put_u8(kind);
+    write.put_u8(flags);
+    write.put_u32(stream);
+}
+
+/// Adds the settings of this client.
+pub(super) fn put_settings(write: &mut BytesMut, settings: &[(u16, u32)]) {
+    put_prefix(write, settings.len() * 6, SETTINGS, 0, 0);
+    for (name, value) in settings {
+        write.put_u16(*name);
+        write.put_u32(*value);
+    }
+}
+
+/// Acknowledges the server's settings.
+pub(super) fn put_settings_ack(write: &mut BytesMut) {
+    put_prefix(write, 0, SETTINGS, ACK, 0);
+}
+
+/// Acknowledges a ping.
+pub(super) fn put_ping_ack(write: &mut BytesMut, data: &[u8; 8]) {
+    put_prefix(write, data.len(), PING, ACK, 0);
+    write.put_slice(data);
+}
+
+/// Lets the server send `increment` more bytes, on `stream`, or on all streams together if that is 0.
+pub(super) fn put_window_update(write: &mut BytesMut, stream: u32, increment: u32) {
+    put_prefix(write, 4, WINDOW_UPDATE, 0, stream);
+    write.put_u32(increment);
+}
+
+/// Adds a request: its headers, and its body in one frame.
+pub(super) fn put_request(write: &mut BytesMut, stream: u32, block: &[u8], body: &[u8]) {
+    put_prefix(write, block.len(), HEADERS, END_HEADERS, stream);
+    write.put_slice(block);
+    put_prefix(write, body.len(), DATA, END_STREAM, stream);
+    write.put_slice(body);
+}

@@ -1,0 +1,220 @@
+//! Heads and trailers in HPACK (RFC 7541) without a dynamic table: this client announces that it has none, and uses none itself.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{StatusCode, Uri};
+
+use super::error::LeanError;
+use super::huffman;
+
+/// Names and values of the static table, from index 1 on (RFC 7541, appendix A).
+const STATIC_TABLE: [(&str, &str); 61] = [
+    (":authority", ""),
+    (":method", "GET"),
+    (":method", "POST"),
+    (":path", "/"),
+    (":path", "/index.html"),
+    (":scheme", "http"),
+    (":scheme", "https"),
+    (":status", "200"),
+    (":status", "204"),
+    (":status", "206"),
+    (":status", "304"),
+    (":status", "400"),
+    (":status", "404"),
+    (":status", "500"),
+    ("accept-charset", ""),
+    ("accept-encoding", "gzip, deflate"),
+    ("accept-language", ""),
+    ("accept-ranges", ""),
+    ("accept", ""),
+    ("access-control-allow-origin", ""),
+    ("age", ""),
+    ("allow", ""),
+    ("authorization", ""),
+    ("cache-control", ""),
+    ("content-disposition", ""),
+    ("content-encoding", ""),
+    ("content-language", ""),
+    ("content-length", ""),
+    ("content-location", ""),
+    ("content-range", ""),
+    ("content-type", ""),
+    ("cookie", ""),
+    ("date", ""),
+    ("etag", ""),
+    ("expect", ""),
+    ("expires", ""),
+    ("from", ""),
+    ("host", ""),
+    ("if-match", ""),
+    ("if-modified-since", ""),
+    ("if-none-match", ""),
+    ("if-range", ""),
+    ("if-unmodified-since", ""),
+    ("last-modified", ""),
+    ("link", ""),
+    ("location", ""),
+    ("max-forwards", ""),
+    ("proxy-authenticate", ""),
+    ("proxy-authorization", ""),
+    ("range", ""),
+    ("referer", ""),
+    ("refresh", ""),
+    ("retry-after", ""),
+    ("server", ""),
+    ("set-cookie", ""),
+    ("strict-transport-security", ""),
+    ("transfer-encoding", ""),
+    ("user-agent", ""),
+    ("vary", ""),
+    ("via", ""),
+    ("www-authenticate", ""),
+];
+/// Indexes of what each request has.
+const METHOD_POST: u8 = 3;
+const SCHEME_HTTP: u8 = 6;
+const SCHEME_HTTPS: u8 = 7;
+const PATH: u8 = 4;
+const AUTHORITY: u8 = 1;
+
+const WRONG: LeanError = LeanError::Unexpected("headers that cannot be read");
+
+/// A block of headers that was received.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Head {
+    /// `None` in trailers.
+    pub(super) status: Option<StatusCode>,
+    pub(super) headers: HeaderMap,
+}
+
+/// Encodes the head of a POST to `uri`, which has all of its parts.
+pub(super) fn encode(uri: &Uri, headers: &HeaderMap) -> BytesMut {
+    let mut block = BytesMut::with_capacity(256);
+    let scheme = if uri.scheme_str() == Some("https") {
+        SCHEME_HTTPS
+    } else {
+        SCHEME_HTTP
+    };
+    block.put_slice(&[0x80 | METHOD_POST, 0x80 | scheme]);
+    // Literals without indexing: of a name in the table, or of a name of its own.
+    block.put_u8(PATH);
+    put_string(&mut block, uri.path().as_bytes());
+    block.put_u8(AUTHORITY);
+    put_string(
+        &mut block,
+        uri.authority()
+            .map_or("", |authority| authority.as_str())
+            .as_bytes(),
+    );
+    for (name, value) in headers {
+        block.put_u8(0);
+        put_string(&mut block, name.as_str().as_bytes());
+        put_string(&mut block, value.as_bytes());
+    }
+    block
+}
+
+/// Adds a string that is not Huffman-coded.
+fn put_string(block: &mut BytesMut, string: &[u8]) {
+    let low_bits = |length: usize, mask: u8| length.to_le_bytes()[0] & mask;
+    if string.len() < 0x7f {
+        block.put_u8(low_bits(string.len(), 0x7f));
+    } else {
+        block.put_u8(0x7f);
+        let mut length = string.len() - 0x7f;
+        while length >= 0x80 {
+            block.put_u8(0x80 | low_bits(length, 0x7f));
+            length >>= 7;
+        }
+        block.put_u8(low_bits(length, 0x7f));
+    }
+    block.put_slice(string);
+}
+
+/// Decodes a block of headers.
+///
+/// # Errors
+/// [`LeanError::Unexpected`] for a block that is not well-formed, or that refers to a dynamic table.
+pub(super) fn decode(mut block: Bytes) -> Result<Head, LeanError> {
+    let mut head = Head::default();
+    while let Some(first) = block.first().copied() {
+        if first & 0x80 != 0 {
+            let (name, value) = entry(integer(&mut block, 7)?)?;
+            head.add(name.as_bytes(), value.as_bytes())?;
+        } else if first & 0xe0 == 0x20 {
+            // The size of the dynamic table, which this client has set to 0.
+            if integer(&mut block, 5)? != 0 {
+                return Err(WRONG);
+            }
+        } else {
+            // With, without, or never to be indexed: the same without a dynamic table.
+            let bits = if first & 0x40 != 0 { 6 } else { 4 };
+            let name = match integer(&mut block, bits)? {
+                0 => string(&mut block)?,
+                index => entry(index)?.0.as_bytes().to_vec(),
+            };
+            let value = string(&mut block)?;
+            head.add(&name, &value)?;
+        }
+    }
+    Ok(head)
+}
+
+impl Head {
+    fn add(&mut self, name: &[u8], value: &[u8]) -> Result<(), LeanError> {
+        if name == b":status" {
+            let status = StatusCode::from_bytes(value).map_err(|_| WRONG)?;
+            return self.status.replace(status).map_or(Ok(()), |_| Err(WRONG));
+        }
+        // Lower case, and not one that begins with a colon.
+        let name = HeaderName::from_lowercase(name).map_err(|_| WRONG)?;
+        let value = HeaderValue::from_bytes(value).map_err(|_| WRONG)?;
+        self.headers.append(name, value);
+        Ok(())
+    }
+}
+
+fn entry(index: usize) -> Result<(&'static str, &'static str), LeanError> {
+    let entry = index.checked_sub(1).and_then(|index| STATIC_TABLE.get(index));
+    entry.copied().ok_or(WRONG)
+}
+
+/// Takes an integer off `block` that begins in the last `bits` of its first byte.
+fn integer(block: &mut Bytes, bits: u32) -> Result<usize, LeanError> {
+    let most = (1 << bits) - 1;
+    let mut value = usize::from(byte(block)?) & most;
+    if value < most {
+        return Ok(value);
+    }
+    // No more than a frame can have.
+    for shift in [0, 7, 14] {
+        let next = byte(block)?;
+        value += usize::from(next & 0x7f) << shift;
+        if next & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(WRONG)
+}
+
+fn byte(block: &mut Bytes) -> Result<u8, LeanError> {
+    let first = *block.first().ok_or(WRONG)?;
+    let _ = block.split_to(1);
+    Ok(first)
+}
+
+fn string(block: &mut Bytes) -> Result<Vec<u8>, LeanError> {
+    let is_coded = block.first().ok_or(WRONG)? & 0x80 != 0;
+    let length = integer(block, 7)?;
+    if block.len() < length {
+        return Err(WRONG);
+    }
+    let string = block.split_to(length);
+    if !is_coded {
+        return Ok(string.to_vec());
+    }
+    let mut text = Vec::with_capacity(length * 8 / 5);
+    huffman::decode(&string, &mut text).ok_or(WRONG)?;
+    Ok(text)
+}
