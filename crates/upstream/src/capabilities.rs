@@ -63,6 +63,8 @@ pub(super) struct ServerCapabilities {
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
     is_hub: AtomicBool,
+    /// It has sent what the lean client does not know.
+    is_not_lean: AtomicBool,
     /// Statement of the rangecache that has answered the last health check by itself.
     behind_hub: Mutex<Option<BehindHub>>,
     /// Id of the cluster that a hub has told last; 0 before.
@@ -105,6 +107,7 @@ impl ServerCapabilities {
         let is_new = self.version.lock().replace(version) != Some(version);
         if is_new {
             self.lacks_range_stream.store(false, Ordering::Relaxed);
+            self.is_not_lean.store(false, Ordering::Relaxed);
         }
         is_new
     }
@@ -154,6 +157,16 @@ impl ServerCapabilities {
         self.lacks_range_stream.store(false, Ordering::Relaxed);
         self.is_hub.store(false, Ordering::Relaxed);
         *self.behind_hub.lock() = None;
+    }
+
+    /// Whether the lean client may be used.
+    pub(super) fn may_be_asked_leanly(&self) -> bool {
+        !self.is_not_lean.load(Ordering::Relaxed)
+    }
+
+    /// Records that the lean client does not know what the server sends; returns whether that is new.
+    pub(super) fn record_not_lean(&self) -> bool {
+        !self.is_not_lean.swap(true, Ordering::Relaxed)
     }
 
     /// Records that RangeStream is not implemented; returns whether that is new.

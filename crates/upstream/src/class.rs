@@ -15,20 +15,17 @@ pub enum ConnectionClass {
     Endless,
     /// Quorum checks and probes, which carry no metadata of clients: many reads wait for each of them.
     Check,
-    /// Quorum checks, one at a time, by a client that does nothing else: [`ConnectionClass::Check`] takes those that find it in use.
-    LeanCheck,
     /// Authorizations, which carry the metadata of the client that is authorized.
     Authorization,
 }
 
 impl ConnectionClass {
     /// Every class.
-    pub(super) const ALL: [ConnectionClass; 6] = [
+    pub(super) const ALL: [ConnectionClass; 5] = [
         ConnectionClass::Unary,
         ConnectionClass::Stream,
         ConnectionClass::Endless,
         ConnectionClass::Check,
-        ConnectionClass::LeanCheck,
         ConnectionClass::Authorization,
     ];
 
@@ -52,7 +49,6 @@ impl ConnectionClass {
             ConnectionClass::Unary
             | ConnectionClass::Endless
             | ConnectionClass::Check
-            | ConnectionClass::LeanCheck
             | ConnectionClass::Authorization => ReceiveWindow::SMALL,
         }
     }
@@ -60,7 +56,7 @@ impl ConnectionClass {
     /// The client of its connections.
     pub(super) const fn client(self) -> Client {
         match self {
-            ConnectionClass::LeanCheck => Client::Lean,
+            ConnectionClass::Check => Client::Lean,
             other => Client::Hyper(other.window()),
         }
     }
@@ -69,7 +65,7 @@ impl ConnectionClass {
     pub(super) const fn connections(self) -> usize {
         match self {
             ConnectionClass::Unary | ConnectionClass::Stream | ConnectionClass::Endless => 2,
-            ConnectionClass::Check | ConnectionClass::LeanCheck | ConnectionClass::Authorization => 1,
+            ConnectionClass::Check | ConnectionClass::Authorization => 1,
         }
     }
 }

@@ -1,6 +1,5 @@
 //! HTTP/2 connections to one endpoint.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,8 +11,8 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt as _, Either, Full};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt as _, Either};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -29,7 +28,7 @@ use tonic::metadata::MetadataMap;
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
 use super::error::ConnectError;
-use super::lean::{Lean, Whole};
+use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT, Parts, Whole};
 use super::outgoing::{BoxError, Outgoing};
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
@@ -38,11 +37,6 @@ use rangecache_base::net::{Stream, Url};
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
-/// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
-/// and idle ones that ping at all.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of a status request.
@@ -75,7 +69,7 @@ impl ReceiveWindow {
 pub(super) enum Client {
     /// Calls of every kind, many at once.
     Hyper(ReceiveWindow),
-    /// rangecache's own small calls, one at a time.
+    /// rangecache's own small calls; hyper, where that has failed.
     Lean,
 }
 
@@ -194,15 +188,19 @@ impl Connection {
                 })?;
             let (transport, mut driver): (_, Driver) = match client {
                 Client::Hyper(windows) => shake_hands(url, stream, windows).await?,
-                Client::Lean => {
-                    let lean = Arc::new(Lean::new(stream));
-                    let (tended, closed) = (Arc::downgrade(&lean), lean.closed().clone());
+                Client::Lean if server.may_be_asked_leanly() => {
+                    let (lean, driver) = Lean::new(stream);
+                    let (server, url) = (Arc::clone(server), url.clone());
                     let driver = async move {
-                        Lean::tend(&tended, &closed).await;
-                        "the connection was closed".to_owned()
+                        let error = driver.await;
+                        if matches!(error, LeanError::Unexpected(_)) && server.record_not_lean() {
+                            tracing::debug!(endpoint = %url, %error, "quorum checks are made through hyper");
+                        }
+                        error.to_string()
                     };
                     (Transport::Lean(lean), Box::pin(driver))
                 }
+                Client::Lean => shake_hands(url, stream, ReceiveWindow::SMALL).await?,
             };
             let connection = Arc::new(Connection::new(url, server, credentials, transport, named));
             if url.tls {
@@ -366,30 +364,14 @@ impl Connection {
         self.server.removed().cancelled().await;
     }
 
-    /// Whether the connection can still be used.
-    #[must_use]
-    pub fn is_live(&self) -> bool {
+    pub(super) fn is_live(&self) -> bool {
         match &self.transport {
             Transport::Hyper(sender) => !sender.is_closed(),
-            Transport::Lean(lean) => !lean.closed().is_cancelled(),
+            Transport::Lean(lean) => !lean.is_closed(),
         }
     }
 
-    /// Whether it is for one call at a time.
-    #[must_use]
-    pub fn is_lean(&self) -> bool {
-        matches!(self.transport, Transport::Lean(_))
-    }
-
-    /// Whether a call would begin at once, if it is a connection for one call at a time.
-    pub(super) fn is_idle(&self) -> bool {
-        match &self.transport {
-            Transport::Hyper(_) => true,
-            Transport::Lean(lean) => lean.is_idle(),
-        }
-    }
-
-    /// A unary call of rangecache's own without tonic, if this is a connection for one call at a time: the message of the response, and
+    /// A unary call of rangecache's own without tonic, if this is a connection for small calls: the message of the response, and
     /// what the response says about the rangecache that it comes from.
     pub(super) async fn call_lean<R: Message + Default>(
         self: &Arc<Self>,
@@ -414,21 +396,55 @@ impl Connection {
 
     async fn send_lean(
         self: &Arc<Self>,
-        lean: &Lean,
+        lean: &Arc<Lean>,
         path: Option<PathAndQuery>,
         mut headers: HeaderMap,
         body: &[u8],
     ) -> Result<Whole, tonic::Status> {
         self.credentials.instance().sign(&mut headers);
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let _in_flight = InFlight(Arc::clone(self));
+        let _in_flight = self.count();
         let called = lean.call(&self.uri_of(path), &headers, body).await;
         let mut response = called.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+        self.note_response(&mut response);
+        Ok(response)
+    }
+
+    /// Sends a call of a tonic client through `lean`. Its body may have an end that depends on the response.
+    async fn send_parts(
+        self: &Arc<Self>,
+        lean: &Arc<Lean>,
+        request: Request<tonic::body::Body>,
+    ) -> Result<Response<Parts>, BoxError> {
+        let (mut parts, mut body) = request.into_parts();
+        self.credentials.instance().sign(&mut parts.headers);
+        let _in_flight = self.count();
+        // What a unary call sends is one message, which is there.
+        let first = match body.frame().await {
+            Some(frame) => frame?.into_data().unwrap_or_default(),
+            None => Bytes::new(),
+        };
+        let is_whole = body.is_end_stream();
+        let uri = self.uri_of(parts.uri.path_and_query().cloned());
+        let begun = lean.begin(&uri, &parts.headers, &first, is_whole);
+        let (call, events) = begun.await?;
+        let rest = (!is_whole).then_some(body);
+        let mut response = Parts::response(call, events, rest).await?;
+        self.note_response(&mut response);
+        Ok(response)
+    }
+
+    /// Counts a call as in flight.
+    fn count(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    /// Takes what a response says about its peer.
+    fn note_response<B>(&self, response: &mut Response<B>) {
         self.server.record_response();
         if let Some(origin) = self.take_origin(response.headers_mut()) {
             response.extensions_mut().insert(origin);
         }
-        Ok(response)
     }
 
     /// This endpoint's scheme and authority, and `path`.
@@ -447,19 +463,15 @@ impl Connection {
         mut request: Request<Outgoing>,
     ) -> Result<(Response<Incoming>, InFlight), SendFailure> {
         let Transport::Hyper(sender) = &self.transport else {
-            let error = "the connection is for quorum checks alone".into();
+            let error = "the connection is for small calls of rangecache's own".into();
             return Err(SendFailure::NotSent(Box::new(request), error));
         };
         *request.uri_mut() = self.uri_of(request.uri().path_and_query().cloned());
         self.credentials.instance().sign(request.headers_mut());
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let guard = InFlight(Arc::clone(self));
+        let guard = self.count();
         match sender.clone().try_send_request(request).await {
             Ok(mut response) => {
-                self.server.record_response();
-                if let Some(origin) = self.take_origin(response.headers_mut()) {
-                    response.extensions_mut().insert(origin);
-                }
+                self.note_response(&mut response);
                 Ok((response, guard))
             }
             Err(mut failed) => match failed.take_message() {
@@ -687,8 +699,29 @@ fn with_causes(error: &hyper::Error) -> String {
     message
 }
 
-/// Body of a response as it arrives, or one that has arrived.
-pub type ChannelBody = Either<Incoming, BoxBody<Bytes, Infallible>>;
+/// Body of a response.
+#[derive(Debug)]
+pub struct ChannelBody(Either<Incoming, Parts>);
+
+impl Body for ChannelBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]
@@ -723,18 +756,12 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
                 request.headers_mut().insert("token", token.clone());
             }
             let response = match &connection.transport {
-                Transport::Lean(lean) => {
-                    let (parts, body) = request.into_parts();
-                    let body = body.collect().await?.to_bytes();
-                    let path = parts.uri.path_and_query().cloned();
-                    let response = connection.send_lean(lean, path, parts.headers, &body).await?;
-                    response.map(|(body, trailers)| {
-                        let trailers = std::future::ready(trailers.map(Ok));
-                        Either::Right(Full::new(body).with_trailers(trailers).boxed())
-                    })
-                }
+                Transport::Lean(lean) => connection
+                    .send_parts(lean, request)
+                    .await?
+                    .map(|body| ChannelBody(Either::Right(body))),
                 Transport::Hyper(_) => match connection.send(request.map(Outgoing::tonic)).await {
-                    Ok((response, _in_flight)) => response.map(Either::Left),
+                    Ok((response, _in_flight)) => response.map(|body| ChannelBody(Either::Left(body))),
                     Err(SendFailure::NotSent(_, error)) => return Err(error),
                     Err(SendFailure::Lost(error)) => return Err(error.into()),
                 },

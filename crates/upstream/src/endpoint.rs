@@ -150,7 +150,6 @@ pub(super) struct Endpoint {
     stream: Vec<ArcSwapOption<Connection>>,
     endless: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
-    lean_check: Vec<ArcSwapOption<Connection>>,
     authorization: Vec<ArcSwapOption<Connection>>,
     /// Shared with every connection of the endpoint.
     pub(super) server: Arc<ServerCapabilities>,
@@ -187,7 +186,6 @@ impl Endpoint {
             stream: slots(ConnectionClass::Stream),
             endless: slots(ConnectionClass::Endless),
             check: slots(ConnectionClass::Check),
-            lean_check: slots(ConnectionClass::LeanCheck),
             authorization: slots(ConnectionClass::Authorization),
             server: Arc::default(),
             last_error: Mutex::new(None),
@@ -209,7 +207,6 @@ impl Endpoint {
             ConnectionClass::Stream => &self.stream,
             ConnectionClass::Endless => &self.endless,
             ConnectionClass::Check => &self.check,
-            ConnectionClass::LeanCheck => &self.lean_check,
             ConnectionClass::Authorization => &self.authorization,
         }
     }
@@ -237,10 +234,9 @@ impl Endpoint {
         Some(self.member_id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
-    /// Whether a connection is open, of any class but the one that may learn of its end only with its next call.
+    /// Whether a connection of any class is open.
     pub(super) fn is_connected(&self) -> bool {
-        let mut classes = ConnectionClass::ALL.into_iter();
-        classes.any(|class| class != ConnectionClass::LeanCheck && self.has_live(class))
+        ConnectionClass::ALL.into_iter().any(|class| self.has_live(class))
     }
 
     /// Whether a connection of `class` is open.

@@ -332,19 +332,6 @@ impl Upstream {
         )
     }
 
-    /// The connection to the endpoint of `check`, an ordinary check connection, on which a quorum check costs least: its other one, if
-    /// that is open and no other check uses it.
-    #[must_use]
-    pub fn leanest(&self, check: Arc<Connection>) -> Arc<Connection> {
-        let endpoints = self.list();
-        let endpoint = endpoints.iter().find(|endpoint| endpoint.url == *check.url());
-        let mut lean = endpoint
-            .into_iter()
-            .flat_map(|endpoint| endpoint.live(ConnectionClass::LeanCheck));
-        lean.find(|lean| lean.is_idle() && !self.is_left_out(lean.cluster_id()))
-            .unwrap_or(check)
-    }
-
     /// Why RangeStream must not be used on `connection`, if there is a reason.
     #[must_use]
     pub fn lacks_range_stream(&self, connection: &Connection) -> Option<NoRangeStream> {

@@ -72,7 +72,7 @@ async fn connection_is_drained_after_goaway() {
     .await;
     let (upstream, _stop) = start(&[&url], true);
     let connection = upstream
-        .connection(ConnectionClass::Check, Instant::now() + SOON)
+        .connection(ConnectionClass::Authorization, Instant::now() + SOON)
         .await
         .unwrap();
     let slow = {
@@ -88,7 +88,7 @@ async fn connection_is_drained_after_goaway() {
     .await
     .expect("the connection takes no new calls");
     let other = upstream
-        .connection(ConnectionClass::Check, Instant::now() + SOON)
+        .connection(ConnectionClass::Authorization, Instant::now() + SOON)
         .await
         .unwrap();
     assert!(other.send(call("/quick")).await.is_ok());

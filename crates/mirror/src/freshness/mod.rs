@@ -420,17 +420,12 @@ impl Freshness {
         let trace = trace.map(|span| span.span_context.clone());
         // Number of responses of hubs that have proven nothing: waiting longer for them does not help.
         let mut without_proof = 0;
-        // One attempt: what the lean client cannot do, the ordinary one may.
-        let mut may_be_lean = matches!(caller, CheckCaller::Anonymous);
         loop {
-            let mut connection = self
+            let connection = self
                 .upstream
                 .connection(caller.connection_class(), deadline)
                 .await
                 .map_err(|_| Reason::CheckFailed)?;
-            if std::mem::take(&mut may_be_lean) {
-                connection = self.upstream.leanest(connection);
-            }
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
@@ -504,10 +499,6 @@ impl Freshness {
             }
             tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
                 "a quorum check failed");
-            if connection.is_lean() && !connection.is_live() && status.code() == tonic::Code::Unavailable {
-                // What has closed the connection may say nothing about the member.
-                continue;
-            }
             if !caller.may_try_another_member(&status) {
                 return Err(Reason::CheckFailed.into());
             }

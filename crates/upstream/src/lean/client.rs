@@ -1,243 +1,356 @@
-//! [`Lean`]: an HTTP/2 connection for one small call at a time, without a task of its own: a call costs one write and one read.
+//! [`Lean`]: an HTTP/2 client for small calls.
+//!
+//! ```text
+//!   call ── writes its request itself ──▶ socket ──▶ driver ── wakes the call once, with the whole response
+//! ```
+//!
+//! A task drives the connection: it reads all frames, and writes what the socket did not take at once.
 
+use std::collections::HashMap;
+use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
-use std::sync::Weak;
-use std::task::Poll;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Response, Uri};
+use bytes::{Buf as _, BytesMut};
+use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, ReadBuf};
-use tokio::sync::Semaphore;
+use tokio::io::{AsyncReadExt as _, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::LeanError;
 use super::frame::{self, Frame, MAX_PAYLOAD_BYTES, next_frame};
-use super::head::{self, Head};
+use super::head;
+use super::response::{Event, Incomplete, Whole};
 use rangecache_base::net::Stream;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bound on a response: the window of its stream, which is never raised.
-const MAX_RESPONSE_BYTES: u32 = 4 << 20;
+/// Window of each stream: bytes that a response may have before it is read.
+pub(super) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Largest window of HTTP/2.
 const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Windows before any settings.
 const DEFAULT_WINDOW_BYTES: u32 = (1 << 16) - 1;
 /// Bytes of all responses after which the window of the connection is raised again.
 const WINDOW_UPDATE_BYTES: u32 = 1 << 30;
-/// Stream ids are never used again: the connection is opened anew after this one.
+/// The connection is opened anew after this stream.
 const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
-/// Interval at which an idle connection is read: a server that pings waits for at least as long, and one that has closed the
-/// connection is known by then.
-const IDLE_INTERVAL: Duration = Duration::from_secs(5);
-/// Room for what the server sends at once for a small call.
-const READ_BYTES: usize = 4 << 10;
+/// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
+/// and idle ones that ping at all.
+pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Timeout of a ping.
+pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bound on parts of a response that were not read.
+const MAX_UNREAD_PARTS: usize = 4_096;
+/// Bound on what waits to be written.
+const MAX_WRITE_BYTES: usize = 1 << 20;
+/// Room for what the server sends at once for small calls.
+const READ_BYTES: usize = 16 << 10;
 
-/// The whole of a response: the body's bytes, and its trailers.
-pub(crate) type Whole = Response<(Bytes, Option<HeaderMap>)>;
-
-/// A connection that serves one call after the other. After a call that failed or was given up it is closed: what that left on
-/// it cannot be told from the next response.
+/// A connection for small calls.
 #[derive(Debug)]
 pub(crate) struct Lean {
-    /// `None` during a call, and once it is closed.
-    idle: Mutex<Option<Box<Open>>>,
-    turn: Semaphore,
+    state: Mutex<State>,
+    /// Asks the driver to write what the socket did not take at once.
+    unwritten: Notify,
     closed: CancellationToken,
+    /// Number of times that something was read.
+    reads: AtomicU64,
 }
 
-/// Both directions of an open connection.
 #[derive(Debug)]
-struct Open {
-    stream: Stream,
-    read: BytesMut,
-    /// What is sent with the next request.
+struct State {
+    socket: WriteHalf<Stream>,
+    /// Bytes that the socket has not taken yet.
     write: BytesMut,
     next_stream: u32,
+    /// Calls whose response has not ended.
+    calls: HashMap<u32, Call>,
     /// Bytes that may be sent on all streams together.
     window_bytes: i64,
     /// Bytes that may be sent on a new stream.
     stream_window_bytes: u32,
     /// Bytes that were received since the window for them was raised.
     received_bytes: u32,
+    /// The server takes no calls any more.
+    is_leaving: bool,
 }
 
-/// Closes the connection unless the call has ended well.
-struct CloseOnDrop<'a>(Option<&'a Lean>);
+/// What the driver does with the frames of a call.
+#[derive(Debug)]
+enum Call {
+    /// Gives the whole response to the call.
+    Whole(Box<Incomplete>, oneshot::Sender<Whole>),
+    /// Gives each part to the call.
+    Parts(mpsc::Sender<Event>),
+}
 
-impl Drop for CloseOnDrop<'_> {
+/// A call in flight: given up when it is dropped before its end.
+#[derive(Debug)]
+pub(crate) struct InFlightCall {
+    lean: Arc<Lean>,
+    stream: u32,
+}
+
+impl Drop for InFlightCall {
     fn drop(&mut self) {
-        if let Some(lean) = self.0 {
-            lean.closed.cancel();
+        let mut state = self.lean.state.lock();
+        if state.calls.remove(&self.stream).is_some() {
+            frame::put_cancel(&mut state.write, self.stream);
+            self.lean.unwritten.notify_one();
         }
-    }
-}
-
-impl Drop for Lean {
-    fn drop(&mut self) {
-        self.closed.cancel();
     }
 }
 
 impl Lean {
-    /// A connection on `stream`, on which nothing was sent yet.
-    pub(crate) fn new(stream: Stream) -> Lean {
-        Lean {
-            idle: Mutex::new(Some(Box::new(Open::new(stream)))),
-            turn: Semaphore::new(1),
-            closed: CancellationToken::new(),
-        }
-    }
-
-    /// Cancelled once no call can be made any more.
-    pub(crate) fn closed(&self) -> &CancellationToken {
-        &self.closed
-    }
-
-    /// Whether a call would begin at once.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.turn.available_permits() > 0 && !self.closed.is_cancelled()
-    }
-
-    /// Reads the connection while no call uses it; completes when it is closed.
-    pub(crate) async fn tend(lean: &Weak<Lean>, closed: &CancellationToken) {
-        loop {
-            let pause = tokio::time::sleep(IDLE_INTERVAL);
-            if closed.run_until_cancelled(pause).await.is_none() {
-                return;
-            }
-            let Some(lean) = lean.upgrade() else {
-                return;
-            };
-            let Ok(_turn) = lean.turn.try_acquire() else {
-                continue;
-            };
-            let Some(mut open) = lean.idle.lock().take() else {
-                return;
-            };
-            let mut close = CloseOnDrop(Some(&lean));
-            if open.acknowledge().await.is_ok() {
-                *lean.idle.lock() = Some(open);
-                close.0 = None;
-            }
-        }
-    }
-
-    /// Sends a POST with a `body` of at most [`MAX_PAYLOAD_BYTES`], and waits for the whole response, after the calls that wait already.
-    ///
-    /// # Errors
-    /// [`LeanError`]; the connection is closed then.
-    pub(crate) async fn call(&self, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Result<Whole, LeanError> {
-        let block = head::encode(uri, headers);
-        let _turn = self.turn.acquire().await.map_err(|_| LeanError::Closed)?;
-        let mut open = self.idle.lock().take().ok_or(LeanError::Closed)?;
-        let mut close = CloseOnDrop(Some(self));
-        let response = open.exchange(&block, body).await?;
-        *self.idle.lock() = Some(open);
-        close.0 = None;
-        Ok(response)
-    }
-}
-
-impl Open {
-    fn new(stream: Stream) -> Open {
+    /// A client on `stream`, on which nothing was sent yet, and what drives it: that returns why the connection ended.
+    pub(crate) fn new(stream: Stream) -> (Arc<Lean>, impl Future<Output = LeanError> + Send + use<>) {
+        let (reader, socket) = tokio::io::split(stream);
         let mut write = BytesMut::from(PREFACE);
         let settings = [
             (frame::HEADER_TABLE_SIZE, 0),
             (frame::ENABLE_PUSH, 0),
-            (frame::INITIAL_WINDOW_SIZE, MAX_RESPONSE_BYTES),
+            (frame::INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
         ];
         frame::put_settings(&mut write, &settings);
         frame::put_window_update(&mut write, 0, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES);
-        Open {
-            stream,
-            read: BytesMut::new(),
-            write,
-            next_stream: 1,
-            window_bytes: i64::from(DEFAULT_WINDOW_BYTES),
-            stream_window_bytes: DEFAULT_WINDOW_BYTES,
-            received_bytes: 0,
+        let lean = Arc::new(Lean {
+            state: Mutex::new(State {
+                socket,
+                write,
+                next_stream: 1,
+                calls: HashMap::new(),
+                window_bytes: i64::from(DEFAULT_WINDOW_BYTES),
+                stream_window_bytes: DEFAULT_WINDOW_BYTES,
+                received_bytes: 0,
+                is_leaving: false,
+            }),
+            unwritten: Notify::new(),
+            closed: CancellationToken::new(),
+            reads: AtomicU64::new(0),
+        });
+        let driven = Arc::clone(&lean);
+        (lean, driven.drive(reader))
+    }
+
+    /// Whether no call can be made any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    /// Sends a POST with a `body` of at most [`MAX_PAYLOAD_BYTES`], and waits for the whole response.
+    ///
+    /// # Errors
+    /// [`LeanError`]
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<Whole, LeanError> {
+        let (sender, response) = oneshot::channel();
+        let call = Call::Whole(Box::default(), sender);
+        let _in_flight = self.send(call, uri, headers, body, true).await?;
+        response.await.map_err(|_| match self.is_closed() {
+            true => LeanError::Closed,
+            false => LeanError::Reset,
+        })
+    }
+
+    /// Sends a POST whose body begins with `body`, and returns the parts of its response. More of the body may follow, unless it
+    /// `is_whole`.
+    ///
+    /// # Errors
+    /// [`LeanError`]
+    pub(crate) async fn begin(
+        self: &Arc<Self>,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+        is_whole: bool,
+    ) -> Result<(InFlightCall, mpsc::Receiver<Event>), LeanError> {
+        let (sender, parts) = mpsc::channel(MAX_UNREAD_PARTS);
+        let sent = self.send(Call::Parts(sender), uri, headers, body, is_whole);
+        Ok((sent.await?, parts))
+    }
+
+    async fn send(
+        self: &Arc<Self>,
+        call: Call,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &[u8],
+        is_whole: bool,
+    ) -> Result<InFlightCall, LeanError> {
+        let block = head::encode(uri, headers);
+        let in_flight = {
+            let mut state = self.state.lock();
+            if self.is_closed() || state.next_stream >= LAST_STREAM {
+                return Err(LeanError::Closed);
+            }
+            if block.len() > MAX_PAYLOAD_BYTES {
+                return Err(LeanError::TooLong);
+            }
+            let stream = state.next_stream;
+            state.reserve_window(body.len())?;
+            state.next_stream += 2;
+            frame::put_headers(&mut state.write, stream, &block);
+            frame::put_data(&mut state.write, stream, body, is_whole);
+            state.calls.insert(stream, call);
+            InFlightCall {
+                lean: Arc::clone(self),
+                stream,
+            }
+        };
+        self.write_now().await;
+        Ok(in_flight)
+    }
+
+    /// Writes what the socket takes at once, and leaves the rest to the driver.
+    async fn write_now(&self) {
+        let written = poll_fn(|context| {
+            let mut state = self.state.lock();
+            Poll::Ready(matches!(state.poll_write(context), Poll::Ready(Ok(()))))
+        });
+        if !written.await {
+            self.unwritten.notify_one();
         }
     }
 
-    /// Acknowledges what has arrived since the last call.
-    async fn acknowledge(&mut self) -> Result<(), LeanError> {
-        self.take_arrived().await?;
-        if !self.write.is_empty() {
-            self.stream.write_all_buf(&mut self.write).await?;
-            self.stream.flush().await?;
+    async fn drive(self: Arc<Self>, mut reader: ReadHalf<Stream>) -> LeanError {
+        let error = tokio::select! {
+            result = self.read(&mut reader) => match result {
+                Ok(never) => match never {},
+                Err(error) => error,
+            },
+            result = self.write() => match result {
+                Ok(never) => match never {},
+                Err(error) => error.into(),
+            },
+            error = self.until_unresponsive() => error,
+        };
+        self.close();
+        error
+    }
+
+    /// Ends all calls without a response.
+    fn close(&self) {
+        self.closed.cancel();
+        self.state.lock().calls.clear();
+    }
+
+    /// Pings while calls are in flight; completes when the peer has sent nothing for [`PING_TIMEOUT`] after a ping.
+    async fn until_unresponsive(&self) -> LeanError {
+        loop {
+            tokio::time::sleep(PING_INTERVAL).await;
+            {
+                let mut state = self.state.lock();
+                if state.calls.is_empty() {
+                    continue;
+                }
+                frame::put_ping(&mut state.write);
+            }
+            let reads = self.reads.load(Ordering::Relaxed);
+            self.unwritten.notify_one();
+            tokio::time::sleep(PING_TIMEOUT).await;
+            if self.reads.load(Ordering::Relaxed) == reads {
+                return LeanError::Unresponsive;
+            }
         }
+    }
+
+    async fn write(&self) -> io::Result<Infallible> {
+        loop {
+            poll_fn(|context| self.state.lock().poll_write(context)).await?;
+            self.unwritten.notified().await;
+        }
+    }
+
+    async fn read(&self, reader: &mut ReadHalf<Stream>) -> Result<Infallible, LeanError> {
+        let mut read = BytesMut::new();
+        loop {
+            read.reserve(READ_BYTES);
+            if reader.read_buf(&mut read).await? == 0 {
+                return Err(LeanError::Closed);
+            }
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            let mut state = self.state.lock();
+            let unwritten = state.write.len();
+            while let Some(frame) = next_frame(&mut read)? {
+                state.apply(frame)?;
+            }
+            if state.write.len() > unwritten {
+                self.unwritten.notify_one();
+            }
+            if state.is_leaving {
+                self.closed.cancel();
+                if state.calls.is_empty() {
+                    return Err(LeanError::Closed);
+                }
+            }
+        }
+    }
+}
+
+impl InFlightCall {
+    /// Sends more of the body.
+    ///
+    /// # Errors
+    /// [`LeanError`]
+    pub(crate) fn send(&self, body: &[u8], is_last: bool) -> Result<(), LeanError> {
+        let mut state = self.lean.state.lock();
+        if self.lean.is_closed() {
+            return Err(LeanError::Closed);
+        }
+        // The window of a stream is never waited for: what is sent on one is far smaller.
+        state.reserve_window(body.len())?;
+        frame::put_data(&mut state.write, self.stream, body, is_last);
+        self.lean.unwritten.notify_one();
         Ok(())
     }
 
-    async fn exchange(&mut self, block: &[u8], body: &[u8]) -> Result<Whole, LeanError> {
-        self.take_arrived().await?;
-        if self.received_bytes >= WINDOW_UPDATE_BYTES {
-            frame::put_window_update(&mut self.write, 0, self.received_bytes);
-            self.received_bytes = 0;
+    /// Lets the server send as many bytes again as were read of the response.
+    pub(super) fn raise_window(&self, bytes: u32) {
+        let mut state = self.lean.state.lock();
+        if state.calls.contains_key(&self.stream) {
+            frame::put_window_update(&mut state.write, self.stream, bytes);
+            self.lean.unwritten.notify_one();
         }
-        let body_bytes = u32::try_from(body.len()).map_err(|_| LeanError::TooLong)?;
-        let fits = block.len() <= MAX_PAYLOAD_BYTES
-            && body.len() <= MAX_PAYLOAD_BYTES
-            && body_bytes <= self.stream_window_bytes
-            && i64::from(body_bytes) <= self.window_bytes;
+    }
+}
+
+impl State {
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.write.is_empty() {
+            match Pin::new(&mut self.socket).poll_write(context, &self.write) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(written)) => self.write.advance(written),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    /// Takes `bytes` from the windows.
+    fn reserve_window(&mut self, bytes: usize) -> Result<(), LeanError> {
+        let counted = i64::try_from(bytes).map_err(|_| LeanError::TooLong)?;
+        let fits = bytes <= MAX_PAYLOAD_BYTES
+            && counted <= i64::from(self.stream_window_bytes)
+            && counted <= self.window_bytes
+            && self.write.len() <= MAX_WRITE_BYTES;
         if !fits {
             return Err(LeanError::TooLong);
         }
-        if self.next_stream >= LAST_STREAM {
-            return Err(LeanError::Closed);
-        }
-        let stream = self.next_stream;
-        self.next_stream += 2;
-        self.window_bytes -= i64::from(body_bytes);
-        frame::put_request(&mut self.write, stream, block, body);
-        self.stream.write_all_buf(&mut self.write).await?;
-        self.stream.flush().await?;
-        let mut response = Incomplete::default();
-        loop {
-            while let Some(frame) = next_frame(&mut self.read)? {
-                if let Frame::Data { window_bytes, .. } = &frame {
-                    self.received_bytes += window_bytes;
-                }
-                if let Some(frame) = response.take(stream, frame)? {
-                    self.apply(frame)?;
-                }
-                if response.is_whole {
-                    return response.whole();
-                }
-            }
-            self.read.reserve(READ_BYTES);
-            if self.stream.read_buf(&mut self.read).await? == 0 {
-                return Err(LeanError::Closed);
-            }
-        }
-    }
-
-    /// Takes what has arrived since the last call, without waiting: it may be the end of the connection.
-    async fn take_arrived(&mut self) -> Result<(), LeanError> {
-        let mut bytes = [0; 1 << 10];
-        loop {
-            let mut buffer = ReadBuf::new(&mut bytes);
-            let stream = &mut self.stream;
-            let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut *stream).poll_read(cx, &mut buffer))).await;
-            match polled {
-                Poll::Pending => break,
-                Poll::Ready(read) => read?,
-            }
-            if buffer.filled().is_empty() || self.read.len() > MAX_PAYLOAD_BYTES {
-                return Err(LeanError::Closed);
-            }
-            self.read.extend_from_slice(buffer.filled());
-        }
-        while let Some(frame) = next_frame(&mut self.read)? {
-            self.apply(frame)?;
-        }
+        self.window_bytes -= counted;
         Ok(())
     }
 
-    /// Applies a frame of the connection.
     fn apply(&mut self, frame: Frame) -> Result<(), LeanError> {
         match frame {
             Frame::Settings(settings) => {
@@ -249,71 +362,76 @@ impl Open {
                 frame::put_settings_ack(&mut self.write);
             }
             Frame::Ping(data) => frame::put_ping_ack(&mut self.write, &data),
-            // Streams of earlier calls have ended; one that is open has sent all of its body.
             Frame::WindowUpdate { stream: 0, increment } => self.window_bytes += i64::from(increment),
             Frame::WindowUpdate { .. } | Frame::Ignored => {}
-            Frame::Data { .. } | Frame::Headers { .. } => {
-                return Err(LeanError::Unexpected("a frame of another stream"));
+            Frame::Reset { stream } => {
+                // The call ends without a response.
+                self.calls.remove(&stream);
+            }
+            Frame::GoAway { last_stream } => {
+                self.is_leaving = true;
+                self.calls.retain(|stream, _| *stream <= last_stream);
+            }
+            Frame::Headers {
+                stream,
+                block,
+                is_last,
+            } => {
+                let head = head::decode(block)?;
+                self.give(stream, Event::Head(head, is_last))?;
+            }
+            Frame::Data {
+                stream,
+                bytes,
+                window_bytes,
+                is_last,
+            } => {
+                self.received_bytes += window_bytes;
+                if self.received_bytes >= WINDOW_UPDATE_BYTES {
+                    frame::put_window_update(&mut self.write, 0, self.received_bytes);
+                    self.received_bytes = 0;
+                }
+                self.give(
+                    stream,
+                    Event::Data {
+                        bytes,
+                        window_bytes,
+                        is_last,
+                    },
+                )?;
             }
         }
-        // What is acknowledged goes with the next request.
-        if self.write.len() > MAX_PAYLOAD_BYTES {
-            return Err(LeanError::Unexpected("too many settings or pings"));
+        if self.write.len() > MAX_WRITE_BYTES {
+            return Err(LeanError::Unexpected("more than it reads answers to"));
         }
         Ok(())
     }
-}
 
-/// Parts of a response that have arrived.
-#[derive(Debug, Default)]
-struct Incomplete {
-    head: Option<Head>,
-    body: BytesMut,
-    trailers: Option<HeaderMap>,
-    is_whole: bool,
-}
-
-impl Incomplete {
-    /// Takes a frame of `stream`; returns a frame of the connection.
-    fn take(&mut self, stream: u32, frame: Frame) -> Result<Option<Frame>, LeanError> {
-        match frame {
-            Frame::Headers {
-                stream: of,
-                block,
-                is_last,
-            } if of == stream => {
-                let head = head::decode(block)?;
-                match (&self.head, head.status) {
-                    (None, Some(status)) if !status.is_informational() => self.head = Some(head),
-                    (None, Some(_)) if !is_last => {}
-                    (Some(_), None) if is_last => self.trailers = Some(head.headers),
-                    _ => return Err(LeanError::Unexpected("headers in the wrong place")),
-                }
-                self.is_whole = is_last;
-                Ok(None)
-            }
-            Frame::Data {
-                stream: of,
-                bytes,
-                is_last,
-                ..
-            } if of == stream && self.head.is_some() => {
-                if self.body.len() + bytes.len() > MAX_RESPONSE_BYTES as usize {
-                    return Err(LeanError::Unexpected("a response that is too long"));
-                }
-                self.body.extend_from_slice(&bytes);
-                self.is_whole = is_last;
-                Ok(None)
-            }
-            other => Ok(Some(other)),
+    /// Gives a part of a response to its call; that of a call that was given up is dropped.
+    fn give(&mut self, stream: u32, event: Event) -> Result<(), LeanError> {
+        if stream.is_multiple_of(2) || stream >= self.next_stream {
+            return Err(LeanError::Unexpected("a frame of a stream that was not opened"));
         }
-    }
-
-    fn whole(self) -> Result<Whole, LeanError> {
-        let head = self.head.ok_or(LeanError::Closed)?;
-        let mut response = Response::new((self.body.freeze(), self.trailers));
-        *response.status_mut() = head.status.unwrap_or_default();
-        *response.headers_mut() = head.headers;
-        Ok(response)
+        let is_last = event.is_last();
+        match self.calls.get_mut(&stream) {
+            None => return Ok(()),
+            Some(Call::Parts(parts)) => {
+                if parts.try_send(event).is_err() {
+                    // Its reader is too slow, or has given up.
+                    self.calls.remove(&stream);
+                    frame::put_cancel(&mut self.write, stream);
+                    return Ok(());
+                }
+            }
+            Some(Call::Whole(incomplete, _)) => {
+                if let Some(bytes) = incomplete.take(event)? {
+                    frame::put_window_update(&mut self.write, stream, bytes);
+                }
+            }
+        }
+        if is_last && let Some(Call::Whole(incomplete, sender)) = self.calls.remove(&stream) {
+            let _ = sender.send(incomplete.whole()?);
+        }
+        Ok(())
     }
 }

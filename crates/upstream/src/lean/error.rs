@@ -7,6 +7,10 @@ use std::io;
 pub(crate) enum LeanError {
     #[error("the connection is closed")]
     Closed,
+    #[error("etcd has reset the call")]
+    Reset,
+    #[error("the peer does not respond")]
+    Unresponsive,
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("the request is too long")]

@@ -1,4 +1,4 @@
-//! Frames of HTTP/2 (RFC 9113, section 4), as far as a client that makes one small call at a time needs them.
+//! Frames of HTTP/2 (RFC 9113, section 4), as far as a client of small calls needs them.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
@@ -24,6 +24,9 @@ const ACK: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const WITH_PRIORITY: u8 = 0x20;
+
+/// Error code of a call that was given up.
+const CANCEL: u32 = 8;
 
 /// `SETTINGS_HEADER_TABLE_SIZE`
 pub(super) const HEADER_TABLE_SIZE: u16 = 1;
@@ -54,6 +57,14 @@ pub(super) enum Frame {
         stream: u32,
         increment: u32,
     },
+    /// The end of a call without a response.
+    Reset {
+        stream: u32,
+    },
+    /// The server takes no calls any more, and answers those up to this one.
+    GoAway {
+        last_stream: u32,
+    },
     /// An acknowledgement, or a frame without meaning for this client.
     Ignored,
 }
@@ -61,7 +72,7 @@ pub(super) enum Frame {
 /// Takes the first frame off `read`; `None` if it is not complete yet.
 ///
 /// # Errors
-/// [`LeanError`] for what a server does not send in answer to small calls: the connection must not be used any more.
+/// [`LeanError`] for what the server of an endpoint does not send: the connection must not be used any more.
 pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError> {
     let Some(prefix) = read.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
@@ -109,11 +120,15 @@ pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError
             stream,
             increment: payload.get_u32() & (u32::MAX >> 1),
         },
-        RST_STREAM => return Err(LeanError::Unexpected("a reset of the stream")),
-        GOAWAY => return Err(LeanError::Unexpected("the end of the connection")),
+        RST_STREAM if length == 4 => Frame::Reset { stream },
+        GOAWAY if length >= 8 => Frame::GoAway {
+            last_stream: payload.get_u32() & (u32::MAX >> 1),
+        },
         HEADERS | CONTINUATION => return Err(LeanError::Unexpected("headers in several frames")),
         PUSH_PROMISE => return Err(LeanError::Unexpected("a push")),
-        SETTINGS | PING | WINDOW_UPDATE => return Err(LeanError::Unexpected("a frame of the wrong length")),
+        SETTINGS | PING | WINDOW_UPDATE | RST_STREAM | GOAWAY => {
+            return Err(LeanError::Unexpected("a frame of the wrong length"));
+        }
         // RFC 9113, section 5.5: frames of other kinds have to be ignored.
         _ => Frame::Ignored,
     }))
@@ -151,6 +166,12 @@ pub(super) fn put_settings_ack(write: &mut BytesMut) {
     put_prefix(write, 0, SETTINGS, ACK, 0);
 }
 
+/// Adds a ping.
+pub(super) fn put_ping(write: &mut BytesMut) {
+    put_prefix(write, 8, PING, 0, 0);
+    write.put_u64(0);
+}
+
 /// Acknowledges a ping.
 pub(super) fn put_ping_ack(write: &mut BytesMut, data: &[u8; 8]) {
     put_prefix(write, data.len(), PING, ACK, 0);
@@ -163,10 +184,26 @@ pub(super) fn put_window_update(write: &mut BytesMut, stream: u32, increment: u3
     write.put_u32(increment);
 }
 
-/// Adds a request: its headers, and its body in one frame.
-pub(super) fn put_request(write: &mut BytesMut, stream: u32, block: &[u8], body: &[u8]) {
+/// Adds the head of a request.
+pub(super) fn put_headers(write: &mut BytesMut, stream: u32, block: &[u8]) {
     put_prefix(write, block.len(), HEADERS, END_HEADERS, stream);
     write.put_slice(block);
-    put_prefix(write, body.len(), DATA, END_STREAM, stream);
+}
+
+/// Adds bytes of a request's body.
+pub(super) fn put_data(write: &mut BytesMut, stream: u32, body: &[u8], is_last: bool) {
+    put_prefix(
+        write,
+        body.len(),
+        DATA,
+        if is_last { END_STREAM } else { 0 },
+        stream,
+    );
     write.put_slice(body);
+}
+
+/// Gives up a call.
+pub(super) fn put_cancel(write: &mut BytesMut, stream: u32) {
+    put_prefix(write, 4, RST_STREAM, 0, stream);
+    write.put_u32(CANCEL);
 }

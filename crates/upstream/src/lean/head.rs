@@ -82,10 +82,10 @@ const WRONG: LeanError = LeanError::Unexpected("headers that cannot be read");
 
 /// A block of headers that was received.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Head {
+pub(crate) struct Head {
     /// `None` in trailers.
-    pub(super) status: Option<StatusCode>,
-    pub(super) headers: HeaderMap,
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) headers: HeaderMap,
 }
 
 /// Encodes the head of a POST to `uri`, which has all of its parts.

@@ -1,23 +1,27 @@
-//! A lean HTTP/2 client for quorum checks: one small call at a time on a connection of its own.
+//! A lean HTTP/2 client for small calls, quorum checks above all.
 //!
 //! A check is one request of always the same shape, and its response a few hundred bytes. hyper and tonic spend most of a lone read's
-//! CPU on it: tasks that wake each other, queues, maps of headers. This client reads and writes the frames itself, within the task
-//! of the check. Each connection is an ordinary [`Connection`](crate::Connection) with its own proof of its history; what this client does
-//! not expect closes it, and the check is made on the ordinary check connection.
+//! CPU on it: tasks that wake each other, queues, maps of headers. This client encodes and writes a request within the task of the
+//! call, and wakes that once, with the whole response. It has no dynamic table for headers, sends no large bodies, and does not wait for
+//! windows. A server that sends what it does not know is asked through hyper instead.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `client` | [`Lean`]: one call after the other |
+//! | `client` | [`Lean`]: calls in flight, what is written, and the task that reads |
+//! | `response` | whole responses, and those that are read as they arrive |
 //! | `frame` | frames |
 //! | `head`, `huffman` | headers in HPACK |
-//! | `error` | why a connection cannot be used any more |
+//! | `error` | why a call failed |
 
 mod client;
 mod error;
 mod frame;
 mod head;
 mod huffman;
+mod response;
 #[cfg(test)]
 mod tests;
 
-pub(super) use client::{Lean, Whole};
+pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};
+pub(super) use error::LeanError;
+pub(super) use response::{Parts, Whole};

@@ -1,16 +1,23 @@
 //! Calls to hyper's server, and to a peer that a test scripts frame by frame.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::either::Either;
+use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::client::{Lean, Whole};
+use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 use super::error::LeanError;
+use super::response::{Parts, Whole};
 use crate::fake::FakeEtcd;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -32,7 +39,7 @@ fn uri() -> Uri {
     Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range")
 }
 
-async fn call(lean: &Lean, body: &[u8]) -> Result<Whole, LeanError> {
+async fn call(lean: &Arc<Lean>, body: &[u8]) -> Result<Whole, LeanError> {
     let mut headers = HeaderMap::new();
     headers.insert("te", HeaderValue::from_static("trailers"));
     let uri = uri();
@@ -43,13 +50,28 @@ async fn call(lean: &Lean, body: &[u8]) -> Result<Whole, LeanError> {
 /// The server's side of a connection, as a test plays it.
 struct Peer(DuplexStream);
 
+/// Why the connection of a client ended.
+type End = JoinHandle<LeanError>;
+
 impl Peer {
-    fn new() -> (Peer, Lean) {
+    /// A client, and the peer that has read the beginning of its connection.
+    async fn new() -> (Peer, Arc<Lean>, End) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
-        (
-            Peer(theirs),
-            Lean::new(Either::Left(Either::Right(Either::Right(ours)))),
-        )
+        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
+        let end = tokio::spawn(driver);
+        let mut peer = Peer(theirs);
+        let mut preface = [0; 24];
+        peer.0.read_exact(&mut preface).await.unwrap();
+        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        let (kind, flags, stream, settings) = peer.frame().await;
+        assert_eq!((kind, flags, stream), (SETTINGS, 0, 0));
+        // No dynamic table, no pushes, and a window of 1 MiB.
+        assert_eq!(
+            settings,
+            [0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 4, 0, 0x10, 0, 0]
+        );
+        assert_eq!(peer.frame().await.0, WINDOW_UPDATE);
+        (peer, lean, end)
     }
 
     async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
@@ -81,12 +103,6 @@ impl Peer {
         }
     }
 
-    async fn preface(&mut self) {
-        let mut preface = [0; 24];
-        self.0.read_exact(&mut preface).await.unwrap();
-        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-    }
-
     /// Answers the request of `stream` with `body` and without trailers.
     async fn answer(&mut self, stream: u32, body: &[u8]) {
         self.send(HEADERS, END_HEADERS, stream, &OK).await;
@@ -102,17 +118,18 @@ async fn beside<T>(
     tokio::join!(called, script).0
 }
 
-/// Fails unless a call whose peer plays `script` fails, and closes the connection.
-async fn closes(script: impl AsyncFnOnce(&mut Peer, u32)) {
-    let (mut peer, lean) = Peer::new();
+/// Returns why the connection ended on which a peer has played `script` for a call.
+async fn end_after(script: impl AsyncFnOnce(&mut Peer, u32)) -> LeanError {
+    let (mut peer, lean, end) = Peer::new().await;
     let playing = async {
-        peer.preface().await;
         let stream = peer.request().await;
         script(&mut peer, stream).await;
     };
     beside(call(&lean, b""), playing).await.unwrap_err();
-    assert!(lean.closed().is_cancelled() && !lean.is_idle());
+    let end = tokio::time::timeout(SOON, end).await.unwrap().unwrap();
+    assert!(lean.is_closed());
     assert!(matches!(call(&lean, b"").await, Err(LeanError::Closed)));
+    end
 }
 
 #[tokio::test]
@@ -129,7 +146,8 @@ async fn calls_to_hypers_server_are_answered_on_one_connection() {
     .await;
     let address = etcd.url.authority().to_string();
     let stream = TcpStream::connect(address).await.unwrap();
-    let lean = Lean::new(Either::Left(Either::Left(stream)));
+    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)));
+    let driver = tokio::spawn(driver);
     for size in sizes.iter().cycle().take(200).copied() {
         let mut body = vec![0, 0, 0, 0, 4];
         body.put_u32(size);
@@ -154,21 +172,13 @@ async fn calls_to_hypers_server_are_answered_on_one_connection() {
     assert!(calls.iter().all(|(connection, path, headers)| {
         *connection == 1 && path == uri().path() && headers["te"] == "trailers"
     }));
+    assert!(!driver.is_finished());
 }
 
 #[tokio::test]
-async fn request_is_one_write_behind_the_preface_and_settings() {
-    let (mut peer, lean) = Peer::new();
+async fn request_is_headers_without_indexes_and_data() {
+    let (mut peer, lean, _end) = Peer::new().await;
     let playing = async {
-        peer.preface().await;
-        let (kind, flags, stream, settings) = peer.frame().await;
-        assert_eq!((kind, flags, stream), (SETTINGS, 0, 0));
-        // No dynamic table, no pushes, and a window of 4 MiB.
-        assert_eq!(
-            settings,
-            [0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 4, 0, 0x40, 0, 0]
-        );
-        assert_eq!(peer.frame().await.0, WINDOW_UPDATE);
         let (kind, flags, stream, block) = peer.frame().await;
         assert_eq!((kind, flags, stream), (HEADERS, END_HEADERS, 1));
         let path = uri().path().as_bytes().to_vec();
@@ -179,40 +189,55 @@ async fn request_is_one_write_behind_the_preface_and_settings() {
     };
     let response = beside(call(&lean, b"body"), playing).await.unwrap();
     assert_eq!(response.into_body(), (Bytes::from_static(b"answer"), None));
-    assert!(lean.is_idle());
 }
 
 #[tokio::test]
-async fn settings_and_pings_are_acknowledged_with_the_next_request() {
-    let (mut peer, lean) = Peer::new();
+async fn settings_and_pings_are_acknowledged_and_settings_kept() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    peer.send(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 3]).await;
+    assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
+    peer.send(PING, 0, 0, b"12345678").await;
+    assert_eq!(peer.frame().await, (PING, ACK, 0, b"12345678".to_vec()));
+    peer.send(SETTINGS, ACK, 0, &[]).await;
+    peer.send(PING, ACK, 0, &[0; 8]).await;
+    // A kind that does not exist.
+    peer.send(0x55, 0, 0, b"?").await;
     let playing = async {
-        peer.preface().await;
-        peer.send(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 3]).await;
         let stream = peer.request().await;
-        peer.send(PING, 0, 0, b"12345678").await;
-        peer.send(SETTINGS, ACK, 0, &[]).await;
-        // A kind that does not exist.
-        peer.send(0x55, 0, 0, b"?").await;
-        peer.answer(stream, b"").await;
-    };
-    beside(call(&lean, b"abc"), playing).await.unwrap();
-    let playing = async {
-        assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
-        assert_eq!(peer.frame().await, (PING, ACK, 0, b"12345678".to_vec()));
-        let stream = peer.request().await;
-        assert_eq!(stream, 3);
         peer.answer(stream, b"").await;
     };
     beside(call(&lean, b"abc"), playing).await.unwrap();
     // The settings allow three bytes.
     assert!(matches!(call(&lean, b"abcd").await, Err(LeanError::TooLong)));
+    assert!(!lean.is_closed());
+}
+
+#[tokio::test]
+async fn window_of_the_connection_is_kept() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    for _ in 0..3 {
+        let playing = async {
+            let stream = peer.request().await;
+            peer.answer(stream, b"").await;
+        };
+        beside(call(&lean, &[0; 16_384]), playing).await.unwrap();
+    }
+    // 65,535 − 3 × 16,384 bytes are left.
+    assert!(matches!(call(&lean, &[0; 16_384]).await, Err(LeanError::TooLong)));
+    peer.send(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]).await;
+    peer.send(PING, 0, 0, &[0; 8]).await;
+    assert_eq!(peer.frame().await.0, PING);
+    let playing = async {
+        let stream = peer.request().await;
+        peer.answer(stream, b"").await;
+    };
+    beside(call(&lean, &[0; 16_384]), playing).await.unwrap();
 }
 
 #[tokio::test]
 async fn informational_heads_padding_and_empty_frames_are_skipped() {
-    let (mut peer, lean) = Peer::new();
+    let (mut peer, lean, _end) = Peer::new().await;
     let playing = async {
-        peer.preface().await;
         let stream = peer.request().await;
         peer.send(HEADERS, END_HEADERS, stream, b"\x48\x03100").await;
         peer.send(HEADERS, END_HEADERS | PADDED, stream, b"\x02\x88\0\0")
@@ -233,92 +258,142 @@ async fn informational_heads_padding_and_empty_frames_are_skipped() {
 }
 
 #[tokio::test]
-async fn what_is_not_expected_closes_the_connection() {
-    closes(async |peer, _| peer.send(GOAWAY, 0, 0, &[0; 8]).await).await;
-    closes(async |peer, stream| peer.send(RST_STREAM, 0, stream, &[0; 4]).await).await;
-    closes(async |peer, stream| peer.answer(stream + 2, b"").await).await;
-    closes(async |peer, stream| peer.send(DATA, END_STREAM, stream, b"without a head").await).await;
-    // Headers that another frame continues, that are damaged, or that refer to a dynamic table.
-    closes(async |peer, stream| peer.send(HEADERS, 0, stream, &OK).await).await;
-    closes(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, b"\0\x7f").await).await;
-    closes(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, &[0xbe]).await).await;
-    closes(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, &[0x3f, 0xe1, 0x1f]).await).await;
-    closes(async |peer, stream| peer.send(DATA, PADDED, stream, &[9, 1]).await).await;
-    closes(async |peer, stream| {
-        peer.send(HEADERS, END_HEADERS, stream, &OK).await;
-        peer.send(HEADERS, END_HEADERS | END_STREAM, stream, &OK).await;
-    })
-    .await;
-    closes(async |peer, _| peer.0.shutdown().await.unwrap()).await;
-}
-
-#[tokio::test]
-async fn end_of_an_idle_connection_is_found_before_a_request_is_sent() {
-    let (mut peer, lean) = Peer::new();
-    let playing = async {
-        peer.preface().await;
-        let stream = peer.request().await;
-        peer.answer(stream, b"").await;
-        peer.send(GOAWAY, 0, 0, &[0; 8]).await;
-    };
-    beside(call(&lean, b""), playing).await.unwrap();
-    call(&lean, b"").await.unwrap_err();
-    let mut rest = Vec::new();
-    peer.0.read_to_end(&mut rest).await.unwrap();
-    assert_eq!(rest, b"", "nothing was sent to a connection that has ended");
-}
-
-/// The response of a call that was given up must not be taken for that of the next one.
-#[tokio::test]
-async fn call_that_is_given_up_closes_the_connection() {
-    let (mut peer, lean) = Peer::new();
-    let playing = async {
-        peer.preface().await;
-        peer.request().await;
-    };
-    tokio::select! {
-        _ = call(&lean, b"") => panic!("nothing was answered"),
-        () = playing => {}
+async fn what_is_not_expected_ends_the_connection() {
+    let unexpected = [
+        // Of a stream that was not opened, or before a head.
+        end_after(async |peer, stream| peer.answer(stream + 2, b"").await).await,
+        end_after(async |peer, stream| peer.send(DATA, END_STREAM, stream, b"?").await).await,
+        // Headers that another frame continues, that are damaged, or that refer to a dynamic table.
+        end_after(async |peer, stream| peer.send(HEADERS, 0, stream, &OK).await).await,
+        end_after(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, b"\0\x7f").await).await,
+        end_after(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, &[0xbe]).await).await,
+        end_after(async |peer, stream| {
+            peer.send(HEADERS, END_HEADERS, stream, &[0x3f, 0xe1, 0x1f]).await;
+        })
+        .await,
+        end_after(async |peer, stream| peer.send(DATA, PADDED, stream, &[9, 1]).await).await,
+        end_after(async |peer, stream| {
+            peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+            peer.send(HEADERS, END_HEADERS | END_STREAM, stream, &OK).await;
+        })
+        .await,
+    ];
+    for end in unexpected {
+        assert!(matches!(end, LeanError::Unexpected(_)), "{end:?}");
     }
-    assert!(lean.closed().is_cancelled());
-    call(&lean, b"").await.unwrap_err();
+    let end = end_after(async |peer, _| peer.0.shutdown().await.unwrap()).await;
+    assert!(matches!(end, LeanError::Closed), "{end:?}");
 }
 
 #[tokio::test]
-async fn calls_wait_for_each_other() {
-    let (mut peer, lean) = Peer::new();
+async fn server_that_leaves_answers_what_it_has_taken() {
+    let (mut peer, lean, end) = Peer::new().await;
     let playing = async {
-        peer.preface().await;
-        for expected in [1, 3] {
-            let stream = peer.request().await;
-            assert_eq!(stream, expected);
-            assert!(!lean.is_idle());
-            peer.answer(stream, &[u8::try_from(stream).unwrap()]).await;
-        }
+        let (first, second) = (peer.request().await, peer.request().await);
+        assert_eq!((first, second), (1, 3));
+        peer.send(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]).await;
+        peer.answer(first, b"").await;
     };
     let (first, second, ()) = tokio::join!(call(&lean, b""), call(&lean, b""), playing);
-    assert_eq!(first.unwrap().into_body().0, [1][..]);
-    assert_eq!(second.unwrap().into_body().0, [3][..]);
+    first.unwrap();
+    assert!(matches!(second, Err(LeanError::Closed)), "{second:?}");
+    assert!(lean.is_closed());
+    assert!(matches!(end.await.unwrap(), LeanError::Closed));
 }
 
-/// A server may ping an idle connection, and close it if nothing is acknowledged.
-#[tokio::test(start_paused = true)]
-async fn ping_of_an_idle_connection_is_acknowledged() {
-    let (mut peer, lean) = Peer::new();
-    let (closed, lean) = (lean.closed().clone(), Arc::new(lean));
+#[tokio::test]
+async fn call_that_is_given_up_is_cancelled_and_others_continue() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let stream = tokio::select! {
+        _ = call(&lean, b"") => panic!("nothing was answered"),
+        stream = peer.request() => stream,
+    };
+    assert_eq!(peer.frame().await, (RST_STREAM, 0, stream, vec![0, 0, 0, 8]));
     let playing = async {
-        peer.preface().await;
+        let next = peer.request().await;
+        // What was on its way.
+        peer.answer(stream, b"of the other").await;
+        peer.answer(next, b"of this one").await;
+    };
+    let response = beside(call(&lean, b""), playing).await.unwrap();
+    assert_eq!(response.into_body().0, b"of this one"[..]);
+}
+
+#[tokio::test]
+async fn call_that_is_reset_fails_and_others_continue() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let playing = async {
+        let (first, second) = (peer.request().await, peer.request().await);
+        peer.send(RST_STREAM, 0, first, &[0, 0, 0, 2]).await;
+        peer.answer(second, b"").await;
+    };
+    let (first, second, ()) = tokio::join!(call(&lean, b""), call(&lean, b""), playing);
+    assert!(matches!(first, Err(LeanError::Reset)), "{first:?}");
+    second.unwrap();
+}
+
+/// A response that is longer than the window of its stream, of one call that is read as a whole and of one in parts.
+#[tokio::test]
+async fn windows_of_long_responses_are_raised() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let playing = async {
         let stream = peer.request().await;
-        peer.answer(stream, b"").await;
+        peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+        for _ in 0..32 {
+            peer.send(DATA, 0, stream, &[1; 16_384]).await;
+        }
+        let raised = peer.frame().await;
+        assert_eq!(raised, (WINDOW_UPDATE, 0, stream, vec![0, 8, 0, 0]));
+        peer.send(DATA, END_STREAM, stream, b"").await;
     };
-    beside(call(&lean, b""), playing).await.unwrap();
-    let weak = Arc::downgrade(&lean);
+    let response = beside(call(&lean, b""), playing).await.unwrap();
+    assert_eq!(response.into_body().0.len(), 1 << 19);
+}
+
+/// A stream in both directions, as a watch is.
+#[tokio::test]
+async fn response_is_read_while_the_request_is_sent() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let (requests, rest) = tokio::sync::mpsc::channel(1);
+    let rest = StreamBody::new(ReceiverStream::new(rest));
+    let (in_flight, parts) = lean
+        .begin(&uri(), &HeaderMap::new(), b"first", false)
+        .await
+        .unwrap();
+    let opening = Parts::response(in_flight, parts, Some(tonic::body::Body::new(rest)));
+    let answering = async {
+        let mut frames = vec![peer.frame().await, peer.frame().await];
+        assert_eq!(frames.pop().unwrap(), (DATA, 0, 1, b"first".to_vec()));
+        peer.send(HEADERS, END_HEADERS, 1, &OK).await;
+    };
+    let (response, ()) = tokio::join!(opening, answering);
+    let mut response = response.unwrap().into_body();
+    requests
+        .send(Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"second"))))
+        .await
+        .unwrap();
+    let answering = async {
+        assert_eq!(peer.frame().await, (DATA, 0, 1, b"second".to_vec()));
+        peer.send(DATA, 0, 1, b"answer").await;
+    };
+    let (answer, ()) = tokio::join!(response.frame(), answering);
+    assert_eq!(answer.unwrap().unwrap().into_data().unwrap(), b"answer"[..]);
+    drop(response);
+    assert_eq!(peer.frame().await, (RST_STREAM, 0, 1, vec![0, 0, 0, 8]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn peer_that_is_silent_while_a_call_is_in_flight_is_given_up() {
+    let (mut peer, lean, end) = Peer::new().await;
+    tokio::time::sleep(2 * PING_INTERVAL).await;
+    let began = Instant::now();
     let playing = async {
-        peer.send(PING, 0, 0, b"12345678").await;
-        assert_eq!(peer.frame().await, (PING, ACK, 0, b"12345678".to_vec()));
-        assert!(!closed.is_cancelled());
-        peer.0.shutdown().await.unwrap();
+        peer.request().await;
+        // No ping without a call in flight.
+        assert_eq!(peer.frame().await, (PING, 0, 0, vec![0; 8]));
     };
-    tokio::join!(Lean::tend(&weak, &closed), playing);
-    assert!(closed.is_cancelled());
+    let calling = async { lean.call(&uri(), &HeaderMap::new(), b"").await };
+    beside(calling, playing).await.unwrap_err();
+    assert!(began.elapsed() <= PING_INTERVAL + PING_TIMEOUT);
+    assert!(matches!(end.await.unwrap(), LeanError::Unresponsive));
 }
