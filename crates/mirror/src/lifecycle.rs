@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::feed::{Feed, FeedEnd, Feeding};
+use super::feed::{Feed, FeedEnd, Feeding, is_of_history};
 use super::image::{self, Proven, Restored};
 use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
 use super::metrics::MirrorsMetrics;
@@ -32,7 +32,7 @@ use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::{Span, SpanExt as _};
-use rangecache_upstream::{Backoff, ReceiveWindow};
+use rangecache_upstream::{Backoff, Connection, ReceiveWindow};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -212,12 +212,31 @@ impl Lifecycle<'_> {
                 }
                 Err(self.wait_until_it_fits(epoch, mean_bytes).await)
             }
+            Err(LoadError::UnknownHub(connection)) => {
+                self.previous = previous.map(|keys| (epoch, keys));
+                self.compare_hub(&connection).await;
+                Err(LoadCause::LoadFailed)
+            }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
                 self.previous = previous.map(|keys| (epoch, keys));
                 tokio::time::sleep(self.load_backoff.pause()).await;
                 Err(LoadCause::LoadFailed)
             }
+        }
+    }
+
+    /// Finds out whether the history that the hub behind `connection` has proven is the known one, by what other mirrors have. If
+    /// nothing shows that, it is taken for another one: watchers must not continue in it.
+    async fn compare_hub(&self, connection: &Arc<Connection>) {
+        let Mirrors { set, upstream, .. } = self.mirrors;
+        let before = set.cluster_state.before_check();
+        if !is_of_history(set, upstream, connection, before.history_id(), true).await {
+            set.replace_history(
+                &before,
+                0,
+                "nothing in memory shows that the history behind a hub is the known one",
+            );
         }
     }
 

@@ -63,7 +63,7 @@ pub(super) struct ServerCapabilities {
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
     is_hub: AtomicBool,
-    /// It has sent what the lean client does not know.
+    /// Whether it has sent what the lean client does not know.
     is_not_lean: AtomicBool,
     /// Statement of the rangecache that has answered the last health check by itself.
     behind_hub: Mutex<Option<BehindHub>>,

@@ -38,7 +38,7 @@ const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 const DEFAULT_WINDOW_BYTES: u32 = (1 << 16) - 1;
 /// Bytes of all responses after which the window of the connection is raised again.
 const WINDOW_UPDATE_BYTES: u32 = 1 << 30;
-/// The connection is opened anew after this stream.
+/// The last stream of a connection; the next call is on a new one.
 const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
 /// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
 /// and idle ones that ping at all.
@@ -81,7 +81,7 @@ struct State {
     is_leaving: bool,
 }
 
-/// What the driver does with the frames of a call.
+/// A call whose response has not ended, for the driver.
 #[derive(Debug)]
 enum Call {
     /// Gives the whole response to the call.
