@@ -19,13 +19,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::feed::{Feed, FeedEnd, Feeding, is_of_history};
+use super::feed::{Feed, FeedEnd, Feeding};
 use super::image::{self, Proven, Restored};
 use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
-use super::view::{Epoch, Mirror, ReaderEnd};
+use super::view::{Epoch, LoadedStore, Mirror, ReaderEnd};
 use super::watch_hub;
 use etcd_store::cache::Store;
 use rangecache_base::net::Url;
@@ -212,31 +212,12 @@ impl Lifecycle<'_> {
                 }
                 Err(self.wait_until_it_fits(epoch, mean_bytes).await)
             }
-            Err(LoadError::UnknownHub(connection)) => {
-                self.previous = previous.map(|keys| (epoch, keys));
-                self.compare_hub(&connection).await;
-                Err(LoadCause::LoadFailed)
-            }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
                 self.previous = previous.map(|keys| (epoch, keys));
                 tokio::time::sleep(self.load_backoff.pause()).await;
                 Err(LoadCause::LoadFailed)
             }
-        }
-    }
-
-    /// Finds out whether the history that the hub behind `connection` has proven is the known one, by what other mirrors have. If
-    /// nothing shows that, it is taken for another one: watchers must not continue in it.
-    async fn compare_hub(&self, connection: &Arc<Connection>) {
-        let Mirrors { set, upstream, .. } = self.mirrors;
-        let before = set.cluster_state.before_check();
-        if !is_of_history(set, upstream, connection, before.history_id(), true).await {
-            set.replace_history(
-                &before,
-                0,
-                "nothing in memory shows that the history behind a hub is the known one",
-            );
         }
     }
 
@@ -284,8 +265,22 @@ impl Lifecycle<'_> {
             mirrors.history_limits,
             mirror.now(),
         );
-        let filled = mirror.fill(epoch, store);
+        let shows_hub = self.is_of_known_hub(loaded.connection.as_ref());
+        let filled = mirror.fill(epoch, LoadedStore::new(store).showing_hub(shows_hub));
         Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
+    }
+
+    /// Whether what was loaded on `connection`, unless the load was interrupted, was loaded under a number of a hub that is known to be
+    /// the history's: it would otherwise seem to show, once it is found again, that the number is that.
+    fn is_of_known_hub(&self, connection: Option<&Arc<Connection>>) -> bool {
+        let Mirrors { set, upstream, .. } = self.mirrors;
+        match connection {
+            Some(connection) => connection.hub_history().is_none_or(|of_hub| {
+                let history = set.cluster_state.before_check().history;
+                history.knows_hub(of_hub) != Some(false)
+            }),
+            None => !upstream.is_behind_hub(),
+        }
     }
 
     /// Reads the image at the start, and compares its history with etcd's; `None` if there is none of use.

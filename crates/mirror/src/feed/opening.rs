@@ -102,7 +102,7 @@ impl<'a> Feed<'a> {
                     match &proof {
                         ContinuityProof::Load(by) => feeding.note_loaded(&before, by),
                         ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
-                            feeding.note_compared(&before, of_hub);
+                            feeding.note_compared(&before, of_hub, anchor.shows_hub);
                         }
                     }
                     *loaded_by = None;

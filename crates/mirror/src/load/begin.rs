@@ -59,12 +59,6 @@ impl Load<'_> {
         if pinned.cluster_id == 0 {
             return Err(LoadError::NotEtcd);
         }
-        // What is loaded would later seem to show that the number is the known history's.
-        if let Some(of_hub) = connection.hub_history()
-            && before.history.knows_hub(of_hub) == Some(false)
-        {
-            return Err(LoadError::UnknownHub(connection));
-        }
         // A restore is detected from now on.
         self.set
             .cluster_state

@@ -1,12 +1,11 @@
 //! Failures of loads.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::Code;
 
 use etcd_store::cache::MalformedKeyValue;
-use rangecache_upstream::{ConnectError, Connection, is_compaction};
+use rangecache_upstream::{ConnectError, is_compaction};
 
 /// Timeout for the next page or chunk.
 pub(super) const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -46,9 +45,6 @@ pub(crate) enum LoadError {
     /// The history behind the new connection differs from that of the load.
     #[error("etcd's history was replaced meanwhile")]
     HistoryReplaced,
-    /// A hub has proven a number of its own that no contents have shown to be the known history's.
-    #[error("nothing has shown that the history of the hub is the known one")]
-    UnknownHub(Arc<Connection>),
     /// Two reads at one revision contradict each other.
     #[error("etcd's responses at one revision contradict each other")]
     Inconsistent,
@@ -84,10 +80,6 @@ impl LoadError {
 
     /// Whether a load of everything may do better than one of what has changed.
     pub(super) fn may_be_avoided(&self) -> bool {
-        !self.is_broken()
-            && !matches!(
-                self,
-                LoadError::HistoryReplaced | LoadError::UnknownHub(_) | LoadError::NotEtcd
-            )
+        !self.is_broken() && !matches!(self, LoadError::HistoryReplaced | LoadError::NotEtcd)
     }
 }

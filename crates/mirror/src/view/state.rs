@@ -116,6 +116,9 @@ pub(crate) struct LoadedStore {
     last_event: Option<i64>,
     /// The newest events since the load.
     recent: RecentEvents,
+    /// Whether finding these contents shows that a hub's number is the known history's: not if they were loaded under another
+    /// number than those that are known.
+    shows_hub: bool,
     /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
     past: Arc<PastRevisions>,
 }
@@ -135,8 +138,14 @@ impl LoadedStore {
             newest_key: None,
             last_event: None,
             recent: RecentEvents::default(),
+            shows_hub: true,
             past,
         }
+    }
+
+    /// Sets whether finding the contents again shows that a hub's number is the known history's.
+    pub(crate) fn showing_hub(self, shows_hub: bool) -> LoadedStore {
+        LoadedStore { shows_hub, ..self }
     }
 
     /// Applies the events of whole revisions up to `revision`.
@@ -361,6 +370,8 @@ pub(crate) struct Anchor {
     pub(crate) tree: Tree,
     /// The oldest state that memory has, and its revision, if `recent` has every event since.
     pub(crate) base: Option<(Tree, i64)>,
+    /// Whether finding the contents shows that a hub's number is the known history's.
+    pub(crate) shows_hub: bool,
 }
 
 #[cfg(test)]

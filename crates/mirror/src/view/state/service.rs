@@ -80,6 +80,7 @@ impl Mirror {
                 Some((tree, revision)) if !loaded.recent.is_full() => Some((tree.clone(), revision)),
                 _ => None,
             },
+            shows_hub: loaded.shows_hub,
         }))
     }
 
