@@ -9,6 +9,7 @@ use etcd_wire::{grpc, protobuf};
 use rangecache_edge::server;
 
 use rangecache_mirror as mirror;
+use rangecache_upstream as upstream;
 
 use crate::{config, proxy};
 
@@ -46,6 +47,7 @@ targets! {
     range_json: proxy::fuzzing::range_json;
     watch_session: proxy::fuzzing::watch_session;
     connection: server::fuzzing::connection;
+    lean: upstream::fuzzing::lean;
     config: config::fuzzing::config;
 }
 

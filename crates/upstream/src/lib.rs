@@ -38,6 +38,8 @@ mod error;
 #[cfg(any(test, feature = "testing"))]
 pub mod fake;
 mod flags;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub use lean::fuzzing;
 pub mod gates;
 mod health;
 mod lean;

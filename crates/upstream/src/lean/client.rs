@@ -26,12 +26,10 @@ use tokio_util::sync::CancellationToken;
 use super::error::LeanError;
 use super::frame::{self, Frame, MAX_PAYLOAD_BYTES, next_frame};
 use super::head;
-use super::response::{Event, Incomplete, Whole};
+use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
 use rangecache_base::net::Stream;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Window of each stream: bytes that a response may have before it is read.
-pub(super) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// Largest window of HTTP/2.
 const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Windows before any settings.

@@ -8,7 +8,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `client` | [`Lean`]: calls in flight, what is written, and the task that reads |
-//! | `response` | whole responses, and those that are read as they arrive |
+//! | `response` | parts of a response, and whole ones |
+//! | `parts` | responses that are read as they arrive |
 //! | `frame` | frames |
 //! | `head`, `huffman` | headers in HPACK |
 //! | `error` | why a call failed |
@@ -16,12 +17,16 @@
 mod client;
 mod error;
 mod frame;
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub mod fuzzing;
 mod head;
 mod huffman;
+mod parts;
 mod response;
 #[cfg(test)]
 mod tests;
 
 pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 pub(super) use error::LeanError;
-pub(super) use response::{Parts, Whole};
+pub(super) use parts::Parts;
+pub(super) use response::Whole;

@@ -17,7 +17,8 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 use super::error::LeanError;
-use super::response::{Parts, Whole};
+use super::parts::Parts;
+use super::response::Whole;
 use crate::fake::FakeEtcd;
 
 const SOON: Duration = Duration::from_secs(20);
