@@ -77,7 +77,7 @@ pub(super) enum Client {
 #[derive(Debug)]
 enum Transport {
     Hyper(http2::SendRequest<Outgoing>),
-    Lean(Arc<Lean>),
+    Lean(Lean),
 }
 
 /// Drives a connection until it ends, and returns why it ended.
@@ -396,7 +396,7 @@ impl Connection {
 
     async fn send_lean(
         self: &Arc<Self>,
-        lean: &Arc<Lean>,
+        lean: &Lean,
         path: Option<PathAndQuery>,
         mut headers: HeaderMap,
         body: &[u8],
@@ -412,7 +412,7 @@ impl Connection {
     /// Sends a call of a tonic client through `lean`. Its body may have an end that depends on the response.
     async fn send_parts(
         self: &Arc<Self>,
-        lean: &Arc<Lean>,
+        lean: &Lean,
         request: Request<tonic::body::Body>,
     ) -> Result<Response<Parts>, BoxError> {
         let (mut parts, mut body) = request.into_parts();

@@ -50,13 +50,20 @@ const MAX_WRITE_BYTES: usize = 1 << 20;
 /// Room for what the server sends at once for small calls.
 const READ_BYTES: usize = 16 << 10;
 
-/// A connection for small calls.
+/// A client: the connection ends once it is dropped, with the last call in flight.
 #[derive(Debug)]
-pub(crate) struct Lean {
+pub(crate) struct Lean(Arc<Shared>);
+
+/// A connection.
+#[derive(Debug)]
+struct Shared {
     state: Mutex<State>,
     /// Asks the driver to write what the socket did not take at once.
     unwritten: Notify,
+    /// Cancelled once no call can be made any more.
     closed: CancellationToken,
+    /// Cancelled once there is neither a client nor a call in flight.
+    unused: CancellationToken,
     /// Number of times that something was read.
     reads: AtomicU64,
 }
@@ -75,7 +82,7 @@ struct State {
     stream_window_bytes: u32,
     /// Bytes that were received since the window for them was raised.
     received_bytes: u32,
-    /// The server takes no calls any more.
+    /// The server takes no calls any more, or there is no client.
     is_leaving: bool,
 }
 
@@ -88,26 +95,45 @@ enum Call {
     Parts(mpsc::Sender<Event>),
 }
 
+/// Ends all calls without a response when the connection is not driven any more.
+struct CloseOnDrop<'a>(&'a Shared);
+
+impl Drop for CloseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.closed.cancel();
+        self.0.state.lock().calls.clear();
+    }
+}
+
 /// A call in flight: given up when it is dropped before its end.
 #[derive(Debug)]
 pub(crate) struct InFlightCall {
-    lean: Arc<Lean>,
+    shared: Arc<Shared>,
     stream: u32,
 }
 
 impl Drop for InFlightCall {
     fn drop(&mut self) {
-        let mut state = self.lean.state.lock();
+        let mut state = self.shared.state.lock();
         if state.calls.remove(&self.stream).is_some() {
             frame::put_cancel(&mut state.write, self.stream);
-            self.lean.unwritten.notify_one();
+            self.shared.unwritten.notify_one();
         }
+        self.shared.end_if_unused(&state);
+    }
+}
+
+impl Drop for Lean {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.is_leaving = true;
+        self.0.end_if_unused(&state);
     }
 }
 
 impl Lean {
     /// A client on `stream`, on which nothing was sent yet, and what drives it: that returns why the connection ended.
-    pub(crate) fn new(stream: Stream) -> (Arc<Lean>, impl Future<Output = LeanError> + Send + use<>) {
+    pub(crate) fn new(stream: Stream) -> (Lean, impl Future<Output = LeanError> + Send + use<>) {
         let (reader, socket) = tokio::io::split(stream);
         let mut write = BytesMut::from(PREFACE);
         let settings = [
@@ -117,7 +143,7 @@ impl Lean {
         ];
         frame::put_settings(&mut write, &settings);
         frame::put_window_update(&mut write, 0, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES);
-        let lean = Arc::new(Lean {
+        let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 socket,
                 write,
@@ -130,30 +156,26 @@ impl Lean {
             }),
             unwritten: Notify::new(),
             closed: CancellationToken::new(),
+            unused: CancellationToken::new(),
             reads: AtomicU64::new(0),
         });
-        let driven = Arc::clone(&lean);
-        (lean, driven.drive(reader))
+        let driven = Arc::clone(&shared);
+        (Lean(shared), driven.drive(reader))
     }
 
     /// Whether no call can be made any more.
     pub(crate) fn is_closed(&self) -> bool {
-        self.closed.is_cancelled()
+        self.0.is_closed()
     }
 
     /// Sends a POST with a `body` of at most [`MAX_PAYLOAD_BYTES`], and waits for the whole response.
     ///
     /// # Errors
     /// [`LeanError`]
-    pub(crate) async fn call(
-        self: &Arc<Self>,
-        uri: &Uri,
-        headers: &HeaderMap,
-        body: &[u8],
-    ) -> Result<Whole, LeanError> {
+    pub(crate) async fn call(&self, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Result<Whole, LeanError> {
         let (sender, response) = oneshot::channel();
         let call = Call::Whole(Box::default(), sender);
-        let _in_flight = self.send(call, uri, headers, body, true).await?;
+        let _in_flight = self.0.send(call, uri, headers, body, true).await?;
         response.await.map_err(|_| match self.is_closed() {
             true => LeanError::Closed,
             false => LeanError::Reset,
@@ -166,15 +188,28 @@ impl Lean {
     /// # Errors
     /// [`LeanError`]
     pub(crate) async fn begin(
-        self: &Arc<Self>,
+        &self,
         uri: &Uri,
         headers: &HeaderMap,
         body: &[u8],
         is_whole: bool,
     ) -> Result<(InFlightCall, mpsc::Receiver<Event>), LeanError> {
         let (sender, parts) = mpsc::channel(MAX_UNREAD_PARTS);
-        let sent = self.send(Call::Parts(sender), uri, headers, body, is_whole);
+        let sent = self.0.send(Call::Parts(sender), uri, headers, body, is_whole);
         Ok((sent.await?, parts))
+    }
+}
+
+impl Shared {
+    fn is_closed(&self) -> bool {
+        self.closed.is_cancelled()
+    }
+
+    /// Ends the connection if nothing uses it, as its `state` shows.
+    fn end_if_unused(&self, state: &State) {
+        if state.is_leaving && state.calls.is_empty() {
+            self.unused.cancel();
+        }
     }
 
     async fn send(
@@ -201,7 +236,7 @@ impl Lean {
             frame::put_data(&mut state.write, stream, body, is_whole);
             state.calls.insert(stream, call);
             InFlightCall {
-                lean: Arc::clone(self),
+                shared: Arc::clone(self),
                 stream,
             }
         };
@@ -221,7 +256,9 @@ impl Lean {
     }
 
     async fn drive(self: Arc<Self>, mut reader: ReadHalf<Stream>) -> LeanError {
-        let error = tokio::select! {
+        let _close = CloseOnDrop(&self);
+        tokio::select! {
+            () = self.unused.cancelled() => LeanError::Closed,
             result = self.read(&mut reader) => match result {
                 Ok(never) => match never {},
                 Err(error) => error,
@@ -231,15 +268,7 @@ impl Lean {
                 Err(error) => error.into(),
             },
             error = self.until_unresponsive() => error,
-        };
-        self.close();
-        error
-    }
-
-    /// Ends all calls without a response.
-    fn close(&self) {
-        self.closed.cancel();
-        self.state.lock().calls.clear();
+        }
     }
 
     /// Pings while calls are in flight; completes when the peer has sent nothing for [`PING_TIMEOUT`] after a ping.
@@ -301,23 +330,23 @@ impl InFlightCall {
     /// # Errors
     /// [`LeanError`]
     pub(crate) fn send(&self, body: &[u8], is_last: bool) -> Result<(), LeanError> {
-        let mut state = self.lean.state.lock();
-        if self.lean.is_closed() {
+        let mut state = self.shared.state.lock();
+        if self.shared.is_closed() {
             return Err(LeanError::Closed);
         }
         // The window of a stream is never waited for: what is sent on one is far smaller.
         state.reserve_window(body.len())?;
         frame::put_data(&mut state.write, self.stream, body, is_last);
-        self.lean.unwritten.notify_one();
+        self.shared.unwritten.notify_one();
         Ok(())
     }
 
     /// Lets the server send as many bytes again as were read of the response.
     pub(super) fn raise_window(&self, bytes: u32) {
-        let mut state = self.lean.state.lock();
+        let mut state = self.shared.state.lock();
         if state.calls.contains_key(&self.stream) {
             frame::put_window_update(&mut state.write, self.stream, bytes);
-            self.lean.unwritten.notify_one();
+            self.shared.unwritten.notify_one();
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Calls to hyper's server, and to a peer that a test scripts frame by frame.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -40,7 +39,7 @@ fn uri() -> Uri {
     Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range")
 }
 
-async fn call(lean: &Arc<Lean>, body: &[u8]) -> Result<Whole, LeanError> {
+async fn call(lean: &Lean, body: &[u8]) -> Result<Whole, LeanError> {
     let mut headers = HeaderMap::new();
     headers.insert("te", HeaderValue::from_static("trailers"));
     let uri = uri();
@@ -56,7 +55,7 @@ type End = JoinHandle<LeanError>;
 
 impl Peer {
     /// A client, and the peer that has read the beginning of its connection.
-    async fn new() -> (Peer, Arc<Lean>, End) {
+    async fn new() -> (Peer, Lean, End) {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
         let end = tokio::spawn(driver);
@@ -397,4 +396,34 @@ async fn peer_that_is_silent_while_a_call_is_in_flight_is_given_up() {
     beside(calling, playing).await.unwrap_err();
     assert!(began.elapsed() <= PING_INTERVAL + PING_TIMEOUT);
     assert!(matches!(end.await.unwrap(), LeanError::Unresponsive));
+}
+
+#[tokio::test]
+async fn connection_ends_with_its_client_and_the_last_call() {
+    let (peer, lean, end) = Peer::new().await;
+    drop(lean);
+    assert!(matches!(end.await.unwrap(), LeanError::Closed));
+    drop(peer);
+
+    let (mut peer, lean, end) = Peer::new().await;
+    let (in_flight, mut parts) = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
+    drop(lean);
+    let stream = peer.request().await;
+    peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+    assert!(parts.recv().await.is_some(), "a call in flight gets its response");
+    assert!(!end.is_finished());
+    drop(in_flight);
+    assert!(matches!(end.await.unwrap(), LeanError::Closed));
+}
+
+#[tokio::test]
+async fn calls_end_when_the_connection_is_not_driven_any_more() {
+    let (_peer, lean, end) = Peer::new().await;
+    let calling = async {
+        tokio::task::yield_now().await;
+        end.abort();
+    };
+    let (called, ()) = tokio::join!(call(&lean, b""), calling);
+    assert!(matches!(called, Err(LeanError::Closed)), "{called:?}");
+    assert!(lean.is_closed());
 }
