@@ -23,14 +23,13 @@ use etcd_wire::etcdserverpb::{
 use etcd_wire::grpc::fields::{BYPASS, HEALTH};
 use etcd_wire::grpc::hub::{HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
+use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use etcd_wire::grpc_health::health_client::HealthClient;
 use etcd_wire::grpc_health::{HealthCheckRequest, HealthCheckResponse};
 
 /// Key that quorum checks read. It need not exist: only the header of the response matters.
 const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
-/// Path of a quorum check.
-const CHECK_PATH: &str = "/etcdserverpb.KV/Range";
 /// Headers that describe the caller's message and deadline, not its identity.
 const MESSAGE_HEADERS: [&str; 4] = [
     "content-length",
@@ -64,9 +63,9 @@ pub async fn anonymous_check(
         // that was never issued. With auth off, etcd ignores tokens.
         metadata.insert("token", MetadataValue::from_static("anonymous"));
     }
-    let called = connection.call_lean::<RangeResponse>(CHECK_PATH, &message, metadata.clone());
-    if let Some(called) = called.await {
-        return called.map(|(response, origin)| (response.header, origin));
+    if let Some(lean) = connection.lean() {
+        let called = connection.call_lean::<RangeResponse>(lean, RANGE, &message, metadata);
+        return called.await.map(|(response, origin)| (response.header, origin));
     }
     let (channel, origin) = connection.channel();
     let mut request = tonic::Request::new(message);

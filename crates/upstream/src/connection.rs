@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt as _, Either};
 use hyper::body::Incoming;
@@ -22,16 +22,16 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
-use tonic::Code;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
 use super::error::ConnectError;
-use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT, Parts, Whole};
+use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
+use etcd_wire::grpc::frame::framed;
 use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
@@ -371,42 +371,37 @@ impl Connection {
         }
     }
 
-    /// A unary call of rangecache's own without tonic, if this is a connection for small calls: the message of the response, and
-    /// what the response says about the rangecache that it comes from.
+    /// The client for small calls, if the connection has one.
+    pub(super) fn lean(&self) -> Option<&Lean> {
+        match &self.transport {
+            Transport::Hyper(_) => None,
+            Transport::Lean(lean) => Some(lean),
+        }
+    }
+
+    /// A unary call of rangecache's own through `lean` and without tonic: the message of the response, and what the response says
+    /// about the rangecache that it comes from.
     pub(super) async fn call_lean<R: Message + Default>(
         self: &Arc<Self>,
+        lean: &Lean,
         path: &'static str,
         message: &impl Message,
         metadata: MetadataMap,
-    ) -> Option<Result<(R, Option<Origin>), tonic::Status>> {
-        let Transport::Lean(lean) = &self.transport else {
-            return None;
-        };
+    ) -> Result<(R, Option<Origin>), tonic::Status> {
         let mut headers = metadata.into_headers();
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        let path = PathAndQuery::from_static(path);
-        let body = framed(message);
-        let called = self.send_lean(lean, Some(path), headers, &body).await;
-        Some(called.and_then(|response| {
-            let origin = response.extensions().get::<Origin>().copied();
-            Ok((unary_message(response)?, origin))
-        }))
-    }
-
-    async fn send_lean(
-        self: &Arc<Self>,
-        lean: &Lean,
-        path: Option<PathAndQuery>,
-        mut headers: HeaderMap,
-        body: &[u8],
-    ) -> Result<Whole, tonic::Status> {
         self.credentials.instance().sign(&mut headers);
         let _in_flight = self.count();
-        let called = lean.call(&self.uri_of(path), &headers, body).await;
+        let (uri, body) = (
+            self.uri_of(Some(PathAndQuery::from_static(path))),
+            framed(message),
+        );
+        let called = lean.call(&uri, &headers, &body).await;
         let mut response = called.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
         self.note_response(&mut response);
-        Ok(response)
+        let origin = response.extensions().get::<Origin>().copied();
+        Ok((unary_message(response)?, origin))
     }
 
     /// Sends a call of a tonic client through `lean`. Its body may have an end that depends on the response.
@@ -657,37 +652,6 @@ async fn shake_hands(
     Ok((Transport::Hyper(sender), Box::pin(driver)))
 }
 
-/// `message` as gRPC frames it, not compressed.
-fn framed(message: &impl Message) -> Vec<u8> {
-    let length = message.encoded_len();
-    let mut framed = Vec::with_capacity(5 + length);
-    framed.push(0);
-    framed.extend(u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
-    framed.extend(message.encode_to_vec());
-    framed
-}
-
-/// The message of a unary response, or its status.
-fn unary_message<R: Message + Default>(response: Whole) -> Result<R, tonic::Status> {
-    let (parts, (body, trailers)) = response.into_parts();
-    if parts.status != StatusCode::OK {
-        let status = format!("the peer answers with {}", parts.status);
-        return Err(tonic::Status::unavailable(status));
-    }
-    let status = tonic::Status::from_header_map(trailers.as_ref().unwrap_or(&parts.headers));
-    match status {
-        Some(status) if status.code() == Code::Ok => {}
-        Some(status) => return Err(status),
-        None => return Err(tonic::Status::unavailable("the peer answers without a status")),
-    }
-    match body.split_first_chunk::<5>() {
-        Some(([0, length @ ..], message)) if u32::from_be_bytes(*length) as usize == message.len() => {
-            R::decode(message).map_err(|error| tonic::Status::internal(error.to_string()))
-        }
-        _ => Err(tonic::Status::internal("the response is not one message")),
-    }
-}
-
 /// An error's message with its causes, which hyper's own message leaves out.
 fn with_causes(error: &hyper::Error) -> String {
     let mut message = error.to_string();
@@ -740,13 +704,12 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<tonic::body::Body>) -> Self::Future {
         let Channel {
             connection,
             own_identity,
         } = self.clone();
         Box::pin(async move {
-            let mut request = request;
             let token = if own_identity {
                 connection.credentials.token().await
             } else {

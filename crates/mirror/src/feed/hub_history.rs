@@ -7,8 +7,8 @@ use etcd_wire::grpc::hub::HubHistory;
 use rangecache_upstream::Connection;
 
 impl Feeding<'_> {
-    /// Records that the mirror's contents were found on the connection since the hub has proven `first` on it, if that was one, unless
-    /// contents that do not show the known history (`shows_hub`) are all that was found.
+    /// Records that the mirror's contents were found on the connection since the hub has proven `first` on it, if that was one. While
+    /// other numbers are known, that needs contents that show one (`shows_hub`).
     pub(super) fn note_compared(&self, before: &Before, first: Option<HubHistory>, shows_hub: bool) {
         if let Some(now) = self.connection.proven_by_hub() {
             let is_unchanged = first.map_or(now.is_first, |first| first == now.history);

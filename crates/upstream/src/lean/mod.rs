@@ -12,6 +12,7 @@
 //! | `parts` | responses that are read as they arrive |
 //! | `frame` | frames |
 //! | `head`, `huffman` | headers in HPACK |
+//! | `unary` | the message of a unary gRPC response |
 //! | `error` | why a call failed |
 
 mod client;
@@ -25,8 +26,9 @@ mod parts;
 mod response;
 #[cfg(test)]
 mod tests;
+mod unary;
 
 pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 pub(super) use error::LeanError;
 pub(super) use parts::Parts;
-pub(super) use response::Whole;
+pub(super) use unary::unary_message;
