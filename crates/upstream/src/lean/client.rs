@@ -4,7 +4,8 @@
 //!   call ── writes its request itself ──▶ socket ──▶ driver ── wakes the call once, with the whole response
 //! ```
 //!
-//! A task drives the connection: it reads all frames, and writes what the socket did not take at once.
+//! A task drives the connection: it reads all frames, and writes what the socket did not take at once. etcd's gRPC library sends a
+//! ping with most responses, by which it measures how much may be in flight: the acknowledgement leaves with the next request.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -43,6 +44,8 @@ const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Timeout of a ping.
 pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time for which acknowledgements of pings wait for a request.
+pub(super) const PING_ACK_DELAY: Duration = Duration::from_millis(20);
 /// Bound on parts of a response that were not read.
 const MAX_UNREAD_PARTS: usize = 4_096;
 /// Bound on what waits to be written.
@@ -60,6 +63,8 @@ struct Shared {
     state: Mutex<State>,
     /// Asks the driver to write what the socket did not take at once.
     unwritten: Notify,
+    /// Asks the driver to write acknowledgements of pings, unless a request does so in time.
+    pinged: Notify,
     /// Cancelled once no call can be made any more.
     closed: CancellationToken,
     /// Cancelled once there is neither a client nor a call in flight.
@@ -73,6 +78,8 @@ struct State {
     socket: WriteHalf<Stream>,
     /// Bytes that the socket has not taken yet.
     write: BytesMut,
+    /// Acknowledgements of pings, which are not in `write` yet.
+    ping_acks: BytesMut,
     next_stream: u32,
     /// Calls whose response has not ended.
     calls: HashMap<u32, Call>,
@@ -147,6 +154,7 @@ impl Lean {
             state: Mutex::new(State {
                 socket,
                 write,
+                ping_acks: BytesMut::new(),
                 next_stream: 1,
                 calls: HashMap::new(),
                 window_bytes: i64::from(DEFAULT_WINDOW_BYTES),
@@ -155,6 +163,7 @@ impl Lean {
                 is_leaving: false,
             }),
             unwritten: Notify::new(),
+            pinged: Notify::new(),
             closed: CancellationToken::new(),
             unused: CancellationToken::new(),
             reads: AtomicU64::new(0),
@@ -267,7 +276,18 @@ impl Shared {
                 Ok(never) => match never {},
                 Err(error) => error.into(),
             },
+            never = self.write_ping_acks() => match never {},
             error = self.until_unresponsive() => error,
+        }
+    }
+
+    /// Writes acknowledgements of pings that have not left with a request in time.
+    async fn write_ping_acks(&self) -> Infallible {
+        loop {
+            self.pinged.notified().await;
+            // Runs until it ends, whether they have left or not: setting a timer can cost a system call.
+            tokio::time::sleep(PING_ACK_DELAY).await;
+            self.unwritten.notify_one();
         }
     }
 
@@ -314,6 +334,9 @@ impl Shared {
             if state.write.len() > unwritten {
                 self.unwritten.notify_one();
             }
+            if !state.ping_acks.is_empty() {
+                self.pinged.notify_one();
+            }
             if state.is_leaving {
                 self.closed.cancel();
                 if state.calls.is_empty() {
@@ -353,6 +376,10 @@ impl InFlightCall {
 
 impl State {
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.ping_acks.is_empty() {
+            self.write.extend_from_slice(&self.ping_acks);
+            self.ping_acks.clear();
+        }
         while !self.write.is_empty() {
             match Pin::new(&mut self.socket).poll_write(context, &self.write) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -388,7 +415,7 @@ impl State {
                 }
                 frame::put_settings_ack(&mut self.write);
             }
-            Frame::Ping(data) => frame::put_ping_ack(&mut self.write, &data),
+            Frame::Ping(data) => frame::put_ping_ack(&mut self.ping_acks, &data),
             Frame::WindowUpdate { stream: 0, increment } => self.window_bytes += i64::from(increment),
             Frame::WindowUpdate { .. } | Frame::Ignored => {}
             Frame::Reset { stream } => {
@@ -428,7 +455,7 @@ impl State {
                 )?;
             }
         }
-        if self.write.len() > MAX_WRITE_BYTES {
+        if self.write.len() + self.ping_acks.len() > MAX_WRITE_BYTES {
             return Err(LeanError::Unexpected("more than it reads answers to"));
         }
         Ok(())

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
+use super::client::{Lean, PING_ACK_DELAY, PING_INTERVAL, PING_TIMEOUT};
 use super::error::LeanError;
 use super::parts::Parts;
 use super::response::Whole;
@@ -426,4 +426,35 @@ async fn calls_end_when_the_connection_is_not_driven_any_more() {
     let (called, ()) = tokio::join!(call(&lean, b""), calling);
     assert!(matches!(called, Err(LeanError::Closed)), "{called:?}");
     assert!(lean.is_closed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledgement_of_a_ping_leaves_with_the_next_request() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let begun = Instant::now();
+    peer.send(PING, 0, 0, b"a ping!!").await;
+    // Everything that can run has run when the clock, which is paused, is moved.
+    let early = tokio::time::timeout(PING_ACK_DELAY / 2, peer.0.read_u8()).await;
+    assert!(early.is_err(), "{early:?}");
+    let playing = async {
+        let stream = peer.request().await;
+        let acknowledgement = peer.frame().await;
+        peer.answer(stream, b"").await;
+        acknowledgement
+    };
+    let (called, acknowledgement) = tokio::join!(call(&lean, b""), playing);
+    called.unwrap();
+    assert_eq!(acknowledgement, (PING, ACK, 0, b"a ping!!".to_vec()));
+    assert_eq!(begun.elapsed(), PING_ACK_DELAY / 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn acknowledgements_of_pings_leave_without_a_request_in_time() {
+    let (mut peer, _lean, _end) = Peer::new().await;
+    for _ in 0..2 {
+        let begun = Instant::now();
+        peer.send(PING, 0, 0, b"a ping!!").await;
+        assert_eq!(peer.frame().await, (PING, ACK, 0, b"a ping!!".to_vec()));
+        assert!(begun.elapsed() <= PING_ACK_DELAY + Duration::from_millis(1));
+    }
 }
