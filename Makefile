@@ -43,17 +43,21 @@ BINARIES ?= -p rangecache --bin rangecache -p tour --bin tour
 TOUR_PROFILE ?= tour
 
 # With four cores or more, rangecache and etcd are built at the same time. With the user's own etcd only the proxy is built.
+# ENDPOINTS=https://... takes CACERT=, CERT= and KEY=, files, as etcdctl's flags. RANGECACHE_BINARY= names a rangecache that is
+# built already.
+TOUR_FLAGS = $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)' $(if $(CACERT),--cacert '$(CACERT)') $(if $(CERT),--cert '$(CERT)') $(if $(KEY),--key '$(KEY)'))
+
 .PHONY: run
-run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
+run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own, also with TLS (CACERT=, CERT=, KEY=)
 	@etcd() { $(if $(ENDPOINTS),true,$(self) tour-etcd); }; \
-	tour() { $(timed) 'build rangecache and the tour' \
-	  $(CARGO) build --locked --profile $(TOUR_PROFILE) $(BINARIES); }; \
+	tour() { $(timed) 'build $(if $(RANGECACHE_BINARY),the tour,rangecache and the tour)' \
+	  $(CARGO) build --locked --profile $(TOUR_PROFILE) $(if $(RANGECACHE_BINARY),-p tour,$(BINARIES)); }; \
 	if [ "$$(getconf _NPROCESSORS_ONLN)" -ge 4 ]; then \
 	  etcd & tour || { kill $$!; wait; exit 1; }; wait $$!; \
 	else \
 	  etcd; tour; \
 	fi
-	@exec target/$(TOUR_PROFILE:dev=debug)/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
+	@RANGECACHE_BINARY='$(RANGECACHE_BINARY)' exec target/$(TOUR_PROFILE:dev=debug)/tour $(TOUR_FLAGS)
 
 .PHONY: tour-etcd
 tour-etcd: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl
@@ -90,11 +94,16 @@ reference: rust-present ## Write the tables of docs/reference/ (flags, metrics, 
 
 mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml
 
+# What a release and the benchmarks compile; only our own packages are compiled once more for it.
+own_packages := rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*/Cargo.toml)
+as_released := --bench suite --bench micro $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
+
 .PHONY: check
 check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies
 	@$(timed) 'refused phrases' .ci/phrases
 	@$(timed) 'formatting' $(CARGO) fmt --all --check
 	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@$(timed) 'lints without debug assertions' $(CARGO) clippy --locked --workspace --lib --bins $(as_released) -- -D warnings
 	@$(timed) 'mutant-switch: formatting' $(CARGO) fmt $(mutant_switch) --check
 	@$(timed) 'mutant-switch: lints' $(CARGO) clippy --locked $(mutant_switch) --target-dir target/mutant-switch --all-targets -- -D warnings
 	@$(timed) 'mutant-switch: tests' $(CARGO) test --quiet --locked $(mutant_switch) --target-dir target/mutant-switch
@@ -258,6 +267,10 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 page-picture: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl rust-present ## Write docs/page.png: the status page after a quarter of an hour of load, by Chromium
 	$(CARGO) build --locked --release
 	demo/picture
+
+.PHONY: recording
+recording: ## Write docs/run.svg: what make run prints, each line at its time
+	demo/record
 
 $(TOOLS_DIR)/cargo/bin/mdbook:
 	$(CARGO) install mdbook --version '^0.5' --locked --root $(TOOLS_DIR)/cargo

@@ -11,13 +11,12 @@ use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::{AsyncWriteExt as _, DuplexStream};
+use rangecache_base::net::from_unix;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixStream;
 use tokio_util::either::Either;
 
 use super::client::Lean;
-
-/// Room for all that a client sends.
-const SENT_BYTES: usize = 1 << 20;
 
 type Answer = (StatusCode, HeaderMap, Bytes, HeaderMap);
 
@@ -25,21 +24,21 @@ type Answer = (StatusCode, HeaderMap, Bytes, HeaderMap);
 pub fn lean(data: &[u8]) {
     let [piece, sent @ ..] = data else { return };
     let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
+        .enable_all()
         .build()
         .unwrap();
-    let of_lean = runtime.block_on(by_lean(answering(sent, *piece, &runtime)));
-    let of_hyper = runtime.block_on(by_hyper(answering(sent, *piece, &runtime)));
+    let of_lean = runtime.block_on(async { by_lean(answering(sent, *piece)).await });
+    let of_hyper = runtime.block_on(async { by_hyper(answering(sent, *piece)).await });
     if let (Some(ours), Some(theirs)) = (of_lean, of_hyper) {
         assert_eq!(ours, theirs);
     }
 }
 
 /// A client's side of a connection whose server sends `sent`, and ends.
-fn answering(sent: &[u8], piece: u8, runtime: &tokio::runtime::Runtime) -> DuplexStream {
-    let (client, mut server) = tokio::io::duplex(SENT_BYTES);
+fn answering(sent: &[u8], piece: u8) -> UnixStream {
+    let (client, mut server) = UnixStream::pair().unwrap();
     let (sent, piece) = (sent.to_vec(), usize::from(piece) + 1);
-    runtime.spawn(async move {
+    tokio::spawn(async move {
         for piece in sent.chunks(piece) {
             tokio::task::yield_now().await;
             if server.write_all(piece).await.is_err() {
@@ -53,8 +52,8 @@ fn answering(sent: &[u8], piece: u8, runtime: &tokio::runtime::Runtime) -> Duple
     client
 }
 
-async fn by_lean(client: DuplexStream) -> Option<Answer> {
-    let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(client))));
+async fn by_lean(client: UnixStream) -> Option<Answer> {
+    let (lean, driver) = Lean::new(Either::Left(from_unix(client)));
     tokio::spawn(driver);
     let uri = Uri::from_static("http://etcd/path");
     let response = lean.call(&uri, &HeaderMap::new(), b"").await.ok()?;
@@ -62,7 +61,7 @@ async fn by_lean(client: DuplexStream) -> Option<Answer> {
     Some((parts.status, parts.headers, body, trailers.unwrap_or_default()))
 }
 
-async fn by_hyper(client: DuplexStream) -> Option<Answer> {
+async fn by_hyper(client: UnixStream) -> Option<Answer> {
     let builder = http2::Builder::new(TokioExecutor::new());
     let (mut sender, driver) = builder.handshake(TokioIo::new(client)).await.ok()?;
     tokio::spawn(driver);

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Entry, Repacked, Store, Tree, Unpacker};
+use etcd_store::cache::{Applied, Change, Entry, Repacked, Tree, Unpacker};
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::ChangeKind;
@@ -383,7 +383,7 @@ impl Mirror {
                 tree.remove(&key);
                 let limits = *loaded.store.limits();
                 let (newest_key, last_event) = (loaded.newest_key.clone(), loaded.last_event);
-                let store = Store::new(tree, revision, limits, self.now());
+                let store = etcd_store::cache::Store::new(tree, revision, limits, self.now());
                 contents.loaded = Some(LoadedStore {
                     newest_key,
                     last_event,
@@ -405,7 +405,7 @@ mod tests {
 
     use super::*;
     use etcd_store::cache::testing::KeyValue;
-    use etcd_store::cache::{HistoryLimits, Packing, Tree};
+    use etcd_store::cache::{HistoryLimits, Packing, Store, Tree};
     use etcd_store::keyspace::scope::Scope;
     use rangecache_base::telemetry::Telemetry;
 
