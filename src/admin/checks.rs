@@ -311,7 +311,7 @@ fn image_finding(mirror: &MirrorStatus) -> Option<Finding> {
 /// A neighbour that the next start would ask in vain.
 fn neighbour_finding(neighbour: &UselessNeighbour) -> Finding {
     let UselessNeighbour { url, mirror, reason } = neighbour;
-    let title = format!("the neighbour {url} has no keys of {mirror} for the next start");
+    let title = format!("the neighbour {url} would be asked in vain at the next start ({mirror})");
     let finding = Finding::new(FindingId::NeighbourOfNoUse, title).about(url.to_string());
     finding.with_meaning(format!(
         "When it was asked last: {reason}. Serving continues; without a neighbour or an image a start reads every key from etcd."

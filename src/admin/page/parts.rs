@@ -106,12 +106,15 @@ pub(super) fn links(sections: &[Section]) -> Markup {
 pub(super) fn plot(chart: &Chart, value: impl Fn(f64) -> String) -> Markup {
     html! {
         figure.plot {
-            span.top aria-hidden="true" {
-                "peak " (value(chart.top))
-                @if chart.bottom > 0.0 { ", logarithmic from " (value(chart.bottom)) }
-            }
             (PreEscaped(&chart.svg))
-            figcaption aria-hidden="true" { span { "15 min ago" } span { "now" } }
+            figcaption aria-hidden="true" {
+                span { "15 min ago" }
+                span {
+                    "peak " (value(chart.top))
+                    @if chart.bottom > 0.0 { ", logarithmic from " (value(chart.bottom)) }
+                }
+                span { "now" }
+            }
         }
     }
 }
