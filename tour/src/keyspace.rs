@@ -41,7 +41,7 @@ const NAMESPACES: usize = 20;
 const PUTS_PER_TXN: usize = 100;
 
 /// The pod that the tour reads and writes.
-pub(crate) const ONE_POD: &str = "/registry/pods/ns-07/web-00007";
+pub(crate) const ONE_POD: usize = 7;
 
 fn key(resource: &Resource, index: usize) -> String {
     format!("{}ns-{:02}/web-{index:05}", resource.prefix, index % NAMESPACES)
@@ -63,9 +63,10 @@ fn value(resource: &Resource, index: usize, generation: usize) -> Bytes {
     Bytes::from(text)
 }
 
-/// A new version of [`ONE_POD`].
-pub(crate) fn new_pod() -> Bytes {
-    value(&RESOURCES[0], 7, 2)
+/// Key of a pod, and its value of this generation; those that [`fill`] writes have the generation 1.
+pub(crate) fn pod(index: usize, generation: usize) -> (String, Bytes) {
+    let pods = &RESOURCES[0];
+    (key(pods, index), value(pods, index, generation))
 }
 
 /// Fills an empty etcd, and returns a description of the objects.
@@ -92,7 +93,7 @@ pub(crate) async fn fill(client: &mut EtcdClient) -> Result<String> {
 pub(crate) fn read_target() -> Option<ReadTarget> {
     let pods = &RESOURCES[0];
     Some(ReadTarget {
-        key: Bytes::from_static(ONE_POD.as_bytes()),
+        key: key(pods, ONE_POD).into(),
         start: Bytes::from_static(pods.prefix.as_bytes()),
         end: Bytes::from_static(b"/registry/pods0"),
         name: pods.prefix.to_owned(),

@@ -1,8 +1,8 @@
-//! `make run`: the same reads from etcd and through rangecache, side by side, with their cost to etcd.
+//! `make run`: a herd of clients, and the same reads, straight from etcd and through rangecache, with their cost to etcd.
 //!
 //! Without `--endpoints` the tour starts an etcd (`target/tools/etcd-3.7`, data in a temporary folder) and fills it like a
-//! small Kubernetes cluster; with `--endpoints` it starts rangecache in front of that etcd, and only reads. It runs until
-//! Ctrl-C.
+//! small Kubernetes cluster; with `--endpoints` it starts rangecache in front of that etcd, only reads, and sends no herd. It
+//! runs until Ctrl-C.
 
 #![allow(
     clippy::print_stdout,
@@ -10,6 +10,7 @@
     reason = "a demonstration prints to the terminal"
 )]
 
+mod herd;
 mod keyspace;
 mod metrics;
 mod pb;
@@ -17,65 +18,49 @@ mod process;
 mod read_target;
 mod reads;
 mod rpc;
+mod usage;
 
 use std::future::Future;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use clap::Parser;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::{Connector, TlsConfig};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::herd::Herd;
 use crate::process::{Etcd, Rangecache, Workspace};
 use crate::rpc::EtcdClient;
 
-const USAGE: &str = "usage: tour [--endpoints http://HOST:PORT[,...]]\n\
-    Without --endpoints the tour starts a real etcd, and removes it afterwards.";
+/// Shows rangecache in front of an etcd.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Client URLs of your etcd, comma-separated; without them the tour starts an etcd, and removes it afterwards
+    #[arg(long, value_name = "URL,…", value_delimiter = ',')]
+    endpoints: Vec<Url>,
+    #[command(flatten)]
+    tls: TlsConfig,
+}
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let endpoints = match arguments(std::env::args().skip(1)) {
-        Ok(endpoints) => endpoints,
-        Err(error) => {
-            eprintln!("{error}\n{USAGE}");
-            return ExitCode::from(64);
-        }
-    };
-    match run(endpoints).await {
+    let args = Args::parse();
+    match run(&args).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\n{error}");
-            for cause in error.chain().skip(1) {
-                eprintln!("  because: {cause}");
-            }
+            let mut causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+            causes.dedup();
+            causes.iter().for_each(|cause| eprintln!("  because: {cause}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// Parses the endpoints of the user's etcd; none if the tour is to start one.
-fn arguments(mut args: impl Iterator<Item = String>) -> Result<Vec<String>> {
-    let mut endpoints = Vec::new();
-    while let Some(arg) = args.next() {
-        let value = match arg.split_once('=') {
-            Some(("--endpoints", value)) => value.to_owned(),
-            None if arg == "--endpoints" => args.next().context("--endpoints needs a URL after it")?,
-            _ => bail!("unknown argument {arg}"),
-        };
-        for url in value.split(',').filter(|url| !url.is_empty()) {
-            endpoints.push(match url.split_once("://") {
-                None => format!("http://{url}"),
-                Some(("http", _)) => url.to_owned(),
-                Some(_) => bail!(
-                    "the tour supports http:// only, not {url}; for TLS start target/tour/rangecache yourself \
-                     (see its --help) and point your client at it"
-                ),
-            });
-        }
-    }
-    Ok(endpoints)
-}
-
 /// Runs the tour until Ctrl-C, SIGTERM or an error, and stops both processes in each case.
-async fn run(endpoints: Vec<String>) -> Result<()> {
+async fn run(args: &Args) -> Result<()> {
     let workspace = Workspace::create()?;
     let mut interrupts = signal(SignalKind::interrupt())?;
     let mut terminations = signal(SignalKind::terminate())?;
@@ -90,7 +75,7 @@ async fn run(endpoints: Vec<String>) -> Result<()> {
     let mut etcd = None;
     let mut rangecache = None;
     let outcome = tokio::select! {
-        outcome = show(&workspace, &endpoints, &mut etcd, &mut rangecache) => outcome,
+        outcome = show(&workspace, args, &mut etcd, &mut rangecache) => outcome,
         () = &mut interrupted => Ok(()),
     };
     println!("\nStopping.");
@@ -107,22 +92,24 @@ async fn run(endpoints: Vec<String>) -> Result<()> {
 /// Starts the servers and shows the reads; returns only on failure.
 async fn show(
     workspace: &Workspace,
-    endpoints: &[String],
+    args: &Args,
     etcd: &mut Option<Etcd>,
     rangecache: &mut Option<Rangecache>,
 ) -> Result<()> {
-    let own = endpoints.is_empty();
-    let endpoints = if own {
+    let own = args.endpoints.is_empty();
+    let (endpoints, flags) = if own {
         let started = etcd.insert(Etcd::start(workspace).await?);
-        vec![started.client_url.clone()]
+        let url = started.client_url.clone();
+        (vec![url.clone()], vec!["--endpoints".to_owned(), url.to_string()])
     } else {
-        endpoints.to_vec()
+        // rangecache gets the same flags.
+        (args.endpoints.clone(), std::env::args().skip(1).collect())
     };
     let first = endpoints.first().context("no endpoint given")?.clone();
-    let mut direct = EtcdClient::connect(&first).await.with_context(|| {
-        format!(
-            "No response from etcd at {first}. Is it running? ENDPOINTS=http://HOST:PORT names another one."
-        )
+    args.tls.validate(&endpoints, &[], &[], false)?;
+    let connector = Connector::open(&args.tls, &endpoints, false, &Arc::default())?;
+    let mut direct = EtcdClient::connect(&connector, &first).await.with_context(|| {
+        format!("etcd at {first} cannot be reached. ENDPOINTS=http://HOST:PORT names another one.")
     })?;
     let version = direct
         .version()
@@ -130,7 +117,7 @@ async fn show(
         .with_context(|| format!("{first} does not respond like an etcd"))?;
     println!(
         "etcd {version:<12} {}{}",
-        endpoints.join(","),
+        endpoints.iter().map(Url::to_string).collect::<Vec<_>>().join(","),
         if own { "   (started for this tour)" } else { "" }
     );
     if own {
@@ -140,7 +127,7 @@ async fn show(
         println!("                  filled with {filled}");
     }
 
-    let proxy = rangecache.insert(Rangecache::start(workspace, &endpoints).await?);
+    let proxy = rangecache.insert(Rangecache::start(&flags).await?);
     println!(
         "rangecache        {}   status page {}/",
         proxy.client_url, proxy.metrics_url
@@ -151,12 +138,13 @@ async fn show(
         warm_after.as_secs_f64()
     );
 
-    let mut through = EtcdClient::connect(&proxy.client_url)
+    let mut through = EtcdClient::connect(&connector, &proxy.client_url)
         .await
         .context("no response from rangecache")?;
     let scrapes = metrics::Scrapes {
-        etcd_url: first.clone(),
-        proxy_url: proxy.metrics_url.clone(),
+        etcd: first,
+        proxy: proxy.metrics_url.clone(),
+        connector,
     };
     let target = if own {
         keyspace::read_target()
@@ -170,6 +158,15 @@ async fn show(
             )
         }
         Some(target) => {
+            if let Some(etcd) = &etcd {
+                let herd = Herd {
+                    target: &target,
+                    scrapes: &scrapes,
+                    etcd: etcd.process(),
+                    rangecache: proxy.process(),
+                };
+                herd.show(&mut direct, &proxy.client_url).await?;
+            }
             reads::compare(&target, &mut direct, &mut through, &scrapes).await?;
             if own {
                 reads::write_then_read(&mut direct, &mut through, &scrapes).await?;
@@ -181,8 +178,9 @@ async fn show(
 }
 
 fn next_steps(proxy: &Rangecache, own: bool) {
-    let etcdctl =
-        process::tool("etcdctl").map_or_else(|_| "etcdctl".to_owned(), |path| path.display().to_string());
+    let etcdctl = process::tool("etcdctl").unwrap_or_else(|_| "etcdctl".into());
+    let here = std::env::current_dir().unwrap_or_default();
+    let etcdctl = etcdctl.strip_prefix(here).unwrap_or(&etcdctl).display();
     let prefix = if own { "/registry/pods/ns-00/" } else { "''" };
     println!("Try it yourself, in another terminal:");
     println!(

@@ -1,11 +1,13 @@
 //! Counters of etcd and rangecache, read from their metrics over HTTP/1.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rangecache_base::http_request::http_request;
-use rangecache_base::net::{Url, connect};
+use rangecache_base::net::Url;
+use rangecache_edge::tls::{Connector, Protocol};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -14,8 +16,9 @@ const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// URLs of the metrics.
 pub(crate) struct Scrapes {
-    pub(crate) etcd_url: String,
-    pub(crate) proxy_url: String,
+    pub(crate) etcd: Url,
+    pub(crate) proxy: Url,
+    pub(crate) connector: Arc<Connector>,
 }
 
 /// Counters at one moment.
@@ -37,16 +40,16 @@ pub(crate) struct Difference {
 impl Scrapes {
     pub(crate) async fn take(&self) -> Result<Counters> {
         // The user's etcd may serve its metrics elsewhere, or not at all: then these columns stay empty.
-        let etcd = match get(&self.etcd_url, "/metrics").await {
+        let etcd = match get(&self.connector, &self.etcd, "/metrics").await {
             Ok((200, text)) => Some((
                 sum(&text, "grpc_server_handled_total", r#"grpc_method="Range""#),
                 sum(&text, "etcd_network_client_grpc_sent_bytes_total", ""),
             )),
             _ => None,
         };
-        let (status, text) = get(&self.proxy_url, "/metrics").await?;
+        let (status, text) = get(&self.connector, &self.proxy, "/metrics").await?;
         if status != 200 {
-            bail!("{}/metrics returned HTTP status {status}", self.proxy_url);
+            bail!("{}/metrics returned HTTP status {status}", self.proxy);
         }
         let mut ranges = BTreeMap::new();
         for (labels, value) in samples(&text, "rangecache_range_total") {
@@ -104,10 +107,10 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// `GET` over HTTP/1: status and body.
-pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
+pub(crate) async fn get(connector: &Connector, url: &Url, path: &str) -> Result<(u16, String)> {
     let reading = async {
-        let url: Url = url.trim_end_matches('/').parse()?;
-        let (stream, authority) = (connect(&url).await?, url.authority());
+        let stream = connector.connect(url, Protocol::Http1).await?;
+        let authority = url.authority();
         let (status, body) =
             http_request(stream, http::Method::GET, &authority, path, MAX_RESPONSE_BYTES).await?;
         Ok((status.as_u16(), body))

@@ -5,13 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use rangecache_base::net::Url;
+use rangecache_edge::tls::Connector;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::mpsc;
 
 use crate::{eventually, metrics};
+
+/// Variable that names another rangecache than the one that was built with this program.
+const BINARY: &str = "RANGECACHE_BINARY";
 
 /// rangecache's default ports; free ones are chosen if they are in use.
 const DEFAULT_PORTS: (u16, u16) = (23_790, 23_791);
@@ -49,9 +54,8 @@ impl Workspace {
 
 /// Path of a tool built by `make tools`.
 pub(crate) fn tool(name: &str) -> Result<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../target/tools")
-        .join(name);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let path = root.unwrap_or(Path::new("")).join("target/tools").join(name);
     if path.exists() {
         return Ok(path);
     }
@@ -100,7 +104,7 @@ fn is_free(port: u16) -> bool {
 /// etcd, started by the tour.
 pub(crate) struct Etcd {
     child: Child,
-    pub(crate) client_url: String,
+    pub(crate) client_url: Url,
 }
 
 impl Etcd {
@@ -135,14 +139,16 @@ impl Etcd {
             .stdout(Stdio::null())
             .stderr(log_file);
         let mut child = spawn(&mut command)?;
+        let (client_url, connector) = (client_url.parse()?, Connector::plaintext());
         let served = eventually(ETCD_START_SECONDS, || {
             let ended = child.try_wait().ok().flatten();
-            let client_url = &client_url;
+            let (client_url, connector) = (&client_url, &connector);
             async move {
                 if let Some(status) = ended {
                     return Some(Err(status));
                 }
-                matches!(metrics::get(client_url, "/health").await, Ok((200, _))).then_some(Ok(()))
+                let health = metrics::get(connector, client_url, "/health").await;
+                matches!(health, Ok((200, _))).then_some(Ok(()))
             }
         })
         .await;
@@ -154,6 +160,11 @@ impl Etcd {
                 tail(&log)
             ),
         }
+    }
+
+    /// The process; `None` once it has ended.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.id()
     }
 
     pub(crate) async fn stop(self) {
@@ -171,19 +182,20 @@ fn tail(log: &Path) -> String {
 /// rangecache, started by the tour.
 pub(crate) struct Rangecache {
     child: Child,
-    pub(crate) client_url: String,
-    pub(crate) metrics_url: String,
+    pub(crate) client_url: Url,
+    pub(crate) metrics_url: Url,
     started: Instant,
     /// Warnings and errors from the log; closed when the process ends.
     warnings: mpsc::UnboundedReceiver<String>,
 }
 
 impl Rangecache {
-    /// Starts the rangecache binary that was built with this program, and reads its URLs from its log.
+    /// Starts the binary with `flags` that say where etcd is. Its
+    /// URLs are read from its log.
     ///
     /// # Errors
     /// If it is not built, or ends before it serves; the error holds the end of its log.
-    pub(crate) async fn start(workspace: &Workspace, endpoints: &[String]) -> Result<Self> {
+    pub(crate) async fn start(flags: &[String]) -> Result<Self> {
         let program = rangecache_binary()?;
         let (client_port, metrics_port) = match DEFAULT_PORTS {
             (client, metrics) if is_free(client) && is_free(metrics) => DEFAULT_PORTS,
@@ -194,21 +206,21 @@ impl Rangecache {
         };
         let mut command = Command::new(program);
         command
-            .arg("--endpoints")
-            .arg(endpoints.join(","))
+            .args(flags)
             .args(["--listen-client-urls", &format!("http://127.0.0.1:{client_port}")])
             .args([
                 "--listen-metrics-urls",
                 &format!("http://127.0.0.1:{metrics_port}"),
             ])
             .args(["--log-format", "json"])
-            .current_dir(workspace.folder.path())
+            // It refuses what is no setting of its own.
+            .env_remove(BINARY)
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
         let started = Instant::now();
         let mut child = spawn(&mut command)?;
         let stderr = child.stderr.take().context("rangecache's log cannot be read")?;
-        let (mut urls, warnings) = follow(stderr);
+        let (mut urls, mut warnings) = follow(stderr);
         let both = async {
             let (mut client, mut metrics) = (None, None);
             while let Some(line) = urls.recv().await {
@@ -223,19 +235,18 @@ impl Rangecache {
             None
         };
         let announced = tokio::time::timeout(Duration::from_secs(RANGECACHE_START_SECONDS), both).await;
-        let mut this = Self {
-            child,
-            client_url: String::new(),
-            metrics_url: String::new(),
-            started,
-            warnings,
-        };
         match announced {
-            Ok(Some((client_url, metrics_url))) => {
-                (this.client_url, this.metrics_url) = (client_url, metrics_url);
-                Ok(this)
-            }
-            Ok(None) => bail!("rangecache ended before it served:\n{}", this.end_of_log().await),
+            Ok(Some((client_url, metrics_url))) => Ok(Self {
+                child,
+                client_url: client_url.parse()?,
+                metrics_url: metrics_url.parse()?,
+                started,
+                warnings,
+            }),
+            Ok(None) => bail!(
+                "rangecache ended before it served:\n{}",
+                end_of_log(&mut warnings).await
+            ),
             Err(_) => bail!("rangecache did not serve within {RANGECACHE_START_SECONDS} s"),
         }
     }
@@ -249,26 +260,31 @@ impl Rangecache {
             ..
         } = self;
         let mut reported = false;
+        let connector = Connector::plaintext();
         let ready = eventually(WARM_SECONDS, || {
             let ended = child.try_wait().ok().flatten();
             if !reported && started.elapsed() > Duration::from_secs(3) {
                 reported = true;
                 println!("                  loading the keys of etcd ...");
             }
-            let metrics_url = &*metrics_url;
+            let (metrics_url, connector) = (&*metrics_url, &connector);
             async move {
                 if ended.is_some() {
                     return Some(false);
                 }
-                matches!(metrics::get(metrics_url, "/readyz").await, Ok((200, _))).then_some(true)
+                let ready = metrics::get(connector, metrics_url, "/readyz").await;
+                matches!(ready, Ok((200, _))).then_some(true)
             }
         })
         .await;
         match ready {
             Some(true) => Ok(self.started.elapsed()),
-            Some(false) => bail!("rangecache ended while it loaded:\n{}", self.end_of_log().await),
+            Some(false) => bail!(
+                "rangecache ended while it loaded:\n{}",
+                end_of_log(&mut self.warnings).await
+            ),
             None => {
-                let state = metrics::get(&self.metrics_url, "/readyz")
+                let state = metrics::get(&connector, &self.metrics_url, "/readyz")
                     .await
                     .map(|(_, text)| text)
                     .unwrap_or_default();
@@ -300,12 +316,9 @@ impl Rangecache {
         }
     }
 
-    async fn end_of_log(&mut self) -> String {
-        let mut lines = Vec::new();
-        while let Some(line) = self.warnings.recv().await {
-            lines.push(line);
-        }
-        lines.join("\n")
+    /// The process; `None` once it has ended.
+    pub(crate) fn process(&self) -> Option<u32> {
+        self.child.id()
     }
 
     pub(crate) async fn stop(self) {
@@ -313,8 +326,22 @@ impl Rangecache {
     }
 }
 
-/// `target/tour/tour` → `target/tour/rangecache`.
+/// Reads the warnings and errors of a process that has ended.
+async fn end_of_log(warnings: &mut mpsc::UnboundedReceiver<String>) -> String {
+    let mut lines = Vec::new();
+    while let Some(line) = warnings.recv().await {
+        lines.push(line);
+    }
+    lines.join("\n")
+}
+
+/// The binary that [`BINARY`] names, otherwise `target/tour/tour` → `target/tour/rangecache`.
 fn rangecache_binary() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os(BINARY).filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(named);
+        ensure!(path.exists(), "{BINARY}: there is no {}", path.display());
+        return Ok(path);
+    }
     let this = std::env::current_exe().context("the path of this program is unknown")?;
     let program = this.parent().map(|folder| folder.join("rangecache"));
     match program {

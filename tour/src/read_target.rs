@@ -1,6 +1,7 @@
 //! Keys that the tour reads.
 
 use bytes::Bytes;
+use etcd_wire::etcdserverpb::RangeRequest;
 
 /// The range that the tour reads.
 pub(crate) struct ReadTarget {
@@ -12,4 +13,15 @@ pub(crate) struct ReadTarget {
     pub(crate) name: String,
     /// Number of keys in the range.
     pub(crate) keys: i64,
+}
+
+impl ReadTarget {
+    /// A list of all its keys.
+    pub(crate) fn range(&self) -> RangeRequest {
+        RangeRequest {
+            key: self.start.clone(),
+            range_end: self.end.clone(),
+            ..Default::default()
+        }
+    }
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use prost::Message;
 
-use crate::keyspace;
+use crate::keyspace::{self, ONE_POD};
 use crate::metrics::{Difference, Scrapes};
 use crate::pb::KeyValue;
 use crate::read_target::ReadTarget;
@@ -61,11 +61,7 @@ pub(crate) async fn survey(client: &mut EtcdClient) -> Result<Option<ReadTarget>
 fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
     let listed = target.keys.min(MAX_KEYS);
     let limit = if target.keys > MAX_KEYS { MAX_KEYS } else { 0 };
-    let range = || RangeRequest {
-        key: target.start.clone(),
-        range_end: target.end.clone(),
-        ..Default::default()
-    };
+    let range = || target.range();
     let page = PAGE_KEYS.min(listed);
     let read = |name: String, request: RangeRequest| Read { name, request };
     vec![
@@ -203,14 +199,13 @@ pub(crate) async fn write_then_read(
     through: &mut EtcdClient,
     scrapes: &Scrapes,
 ) -> Result<()> {
-    let key = keyspace::ONE_POD;
-    let value = keyspace::new_pod();
+    let (key, value) = keyspace::pod(ONE_POD, 4);
     let start = Instant::now();
-    let written = through.put(key, value.clone()).await?;
+    let written = through.put(&key, value.clone()).await?;
     let put_took = start.elapsed();
 
     let request = RangeRequest {
-        key: Bytes::from_static(key.as_bytes()),
+        key: key.clone().into(),
         ..Default::default()
     };
     let before = scrapes.take().await?;
@@ -244,13 +239,19 @@ pub(crate) async fn write_then_read(
     Ok(())
 }
 
-fn time(duration: Duration) -> String {
+pub(crate) fn time(duration: Duration) -> String {
     let micros = duration.as_secs_f64() * 1e6;
-    if micros < 1_000.0 {
-        format!("{micros:.0} µs")
+    let (value, unit) = match micros {
+        ..1e3 => return format!("{micros:.0} µs"),
+        1e3..1e6 => (micros / 1e3, "ms"),
+        _ => (micros / 1e6, "s"),
+    };
+    let decimals = if value < 10.0 {
+        2
     } else {
-        format!("{:.2} ms", micros / 1e3)
-    }
+        usize::from(value < 100.0)
+    };
+    format!("{value:.decimals$} {unit}")
 }
 
 #[allow(clippy::cast_precision_loss, reason = "shown with three digits")]
@@ -258,7 +259,8 @@ fn bytes(count: usize) -> String {
     scaled(count as f64)
 }
 
-fn scaled(count: f64) -> String {
+/// A number of bytes with its unit.
+pub(crate) fn scaled(count: f64) -> String {
     if count < 1_000.0 {
         format!("{count:.0} B")
     } else if count < 1e6 {

@@ -1,19 +1,30 @@
 //! gRPC client for the calls of the tour.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
-use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader, StatusRequest};
+use etcd_wire::etcdserverpb::watch_client::WatchClient;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{
+    RangeRequest, RangeResponse, ResponseHeader, StatusRequest, WatchCreateRequest, WatchRequest,
+    WatchResponse,
+};
 use http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
 use prost::Message;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::{Connector, Protocol};
+use tonic::Streaming;
+use tonic::codegen::tokio_stream::{self, StreamExt as _};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::pb::{PutOp, PutRequest, TxnRequest, WriteResponse};
 
-/// Timeout of one call; a healthy server needs a thousandth of it.
+/// Timeout of one call and of the head of a stream; a healthy server needs a thousandth of it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 const NO_HEADER: &str = "a response without a header";
@@ -28,15 +39,19 @@ pub(crate) struct EtcdClient {
 }
 
 impl EtcdClient {
-    /// Connects to an `http://` client URL.
-    pub(crate) async fn connect(url: &str) -> Result<Self> {
-        let channel = Endpoint::from_shared(url.to_owned())?
+    /// Connects to a client URL.
+    pub(crate) async fn connect(connector: &Arc<Connector>, url: &Url) -> Result<Self> {
+        let dialing = (Arc::clone(connector), url.clone());
+        let dial = tower::service_fn(move |_| {
+            let (connector, url) = dialing.clone();
+            async move { connector.connect(&url, Protocol::Http2).await.map(TokioIo::new) }
+        });
+        let channel = Endpoint::from_shared(format!("http://{}", url.authority()))?
             .connect_timeout(Duration::from_secs(5))
             .timeout(CALL_TIMEOUT)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
-            .tcp_nodelay(true)
-            .connect()
+            .connect_with_connector(dial)
             .await?;
         let kv = KvClient::new(channel.clone()).max_decoding_message_size(usize::MAX);
         Ok(Self { channel, kv })
@@ -52,6 +67,36 @@ impl EtcdClient {
 
     pub(crate) async fn range(&mut self, request: RangeRequest) -> Result<RangeResponse> {
         Ok(self.kv.range(request).await?.into_inner())
+    }
+
+    /// Watches the keys of `range` from a revision on, once the server has confirmed it.
+    pub(crate) async fn watch(
+        &mut self,
+        range: RangeRequest,
+        start_revision: i64,
+    ) -> Result<Streaming<WatchResponse>> {
+        let create = WatchCreateRequest {
+            key: range.key,
+            range_end: range.range_end,
+            start_revision,
+            ..Default::default()
+        };
+        let create = WatchRequest {
+            request_union: Some(RequestUnion::CreateRequest(create)),
+        };
+        // The watch ends with its requests.
+        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
+        let mut responses = WatchClient::new(self.channel.clone())
+            .watch(requests)
+            .await?
+            .into_inner();
+        let created = responses.message().await?.context("the watch has ended")?;
+        ensure!(
+            created.created,
+            "the watch was not created: {}",
+            created.cancel_reason
+        );
+        Ok(responses)
     }
 
     /// Puts one key and returns the revision of the write.
