@@ -620,6 +620,27 @@ fn pages_name_only_existing_make_targets() {
     }
 }
 
+/// What compatibility.md calls tested is run by a workflow or by `.ci/run`.
+#[test]
+fn every_suite_of_the_compatibility_page_runs_by_itself() {
+    let mut runs = read(".ci/run");
+    for workflow in files(".github/workflows", ".yml") {
+        runs += &read(workflow);
+    }
+    let runs: BTreeSet<&str> = runs
+        .split("make ")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !(c.is_ascii_lowercase() || c == '-')).next())
+        .collect();
+    let page = read("docs/compatibility.md");
+    let suites = quoted(&page)
+        .into_iter()
+        .filter_map(|code| code.strip_prefix("make "));
+    for suite in suites.filter_map(|rest| rest.split_whitespace().next()) {
+        assert!(runs.contains(suite), "no workflow runs make {suite}");
+    }
+}
+
 /// `.ci/phrases` finds a refused phrase in one line, over a line break and in a name, and passes what has none.
 #[test]
 fn refused_phrases_are_found_with_their_line() {
