@@ -82,7 +82,7 @@ pub(crate) async fn fill(client: &mut EtcdClient) -> Result<String> {
             client.put_all(pairs).await?;
         }
         parts.push(format!(
-            "{} objects of {} B under {}",
+            "{} × {} B under {}",
             resource.objects, resource.value_bytes, resource.prefix
         ));
     }
