@@ -620,7 +620,7 @@ fn pages_name_only_existing_make_targets() {
     }
 }
 
-/// What compatibility.md calls tested is run by a workflow or by `.ci/run`.
+/// A suite that compatibility.md names is run by a workflow or by `.ci/run`.
 #[test]
 fn every_suite_of_the_compatibility_page_runs_by_itself() {
     let mut runs = read(".ci/run");

@@ -23,7 +23,7 @@ const CLIENTS: usize = 100;
 /// Writes, of which each client gets an event.
 const WRITES: usize = 100;
 
-/// What the herd is sent to.
+/// The servers that the herd is sent to.
 pub(crate) struct Herd<'a> {
     pub(crate) target: &'a ReadTarget,
     pub(crate) scrapes: &'a Scrapes,
@@ -32,7 +32,7 @@ pub(crate) struct Herd<'a> {
     pub(crate) rangecache: Option<u32>,
 }
 
-/// What the herd has cost.
+/// Times and cost of a herd.
 struct Cost {
     /// From the first request to the last response.
     listed: Duration,

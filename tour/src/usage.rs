@@ -6,7 +6,7 @@ use std::time::Duration;
 /// The kernel's clock tick, in which it shows CPU time: a hundredth of a second on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What a process has used since [`Meter::start`].
+/// CPU and memory of a process since [`Meter::start`].
 pub(crate) struct Usage {
     pub(crate) cpu: Duration,
     /// From the memory at the start to the most since.
