@@ -17,6 +17,7 @@
 //! | [`register`] | keys that change together, and checks of what readers see of them |
 //! | [`shapes`] | Range requests of every shape, and a store to send them to |
 //! | [`streams`] | RangeStream calls, and their chunks merged to the unary response |
+//! | [`disk`] | folders on a disk with room |
 //! | [`pb`] | etcd's messages, generated from `proto/etcd.proto` |
 //! | [`http`] | an HTTP/1 client |
 //! | [`tls`] | CAs and certificates of every kind, etcd with TLS, TLS connections |
@@ -26,6 +27,7 @@
 //! | [`wait`] | waiting for conditions with a deadline |
 
 pub mod collector;
+pub mod disk;
 pub mod etcd;
 pub mod fault_link;
 pub mod grpc;

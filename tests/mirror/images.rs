@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use testkit::disk::folder_with_room;
 use testkit::etcd::{Etcd, Version};
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
@@ -60,7 +61,7 @@ async fn answers_are_those_of(etcd: &Etcd, rangecache: &Rangecache, after: &str)
 /// a compaction.
 async fn starts_from_its_image(version: Version) {
     let etcd = filled(version).await;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder_with_room();
     let first = start(&etcd, folder.path()).await;
     assert_eq!(adopted(&first).await, 0.0);
     image_is_whole(&etcd, &first).await;
@@ -115,7 +116,7 @@ async fn start_from_an_image_reads_no_values_from_etcd_3_5() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn image_of_a_history_that_was_rolled_back_is_never_served() {
     let mut etcd = filled(Version::V3_7).await;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder_with_room();
     let first = start(&etcd, folder.path()).await;
     etcd.copy_data();
     let write = async |etcd: &Etcd, value: &str| {
@@ -142,7 +143,7 @@ async fn image_of_a_history_that_was_rolled_back_is_never_served() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damaged_and_foreign_images_are_discarded() {
     let etcd = filled(Version::V3_7).await;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = folder_with_room();
     let first = start(&etcd, folder.path()).await;
     image_is_whole(&etcd, &first).await;
     assert!(first.terminate().await.success());

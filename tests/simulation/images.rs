@@ -1,10 +1,10 @@
 //! The folder of a rangecache's images, which a simulation keeps over restarts, or puts back as it was at an earlier one.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use testkit::disk::folder_with_room;
 
 /// A folder, and a copy of what it had at an earlier restart.
 pub struct Images {
@@ -16,7 +16,7 @@ impl Images {
     /// An empty folder.
     pub fn new() -> Self {
         Self {
-            folder: folder(),
+            folder: folder_with_room(),
             earlier: None,
         }
     }
@@ -32,19 +32,12 @@ impl Images {
         match self.earlier.take() {
             Some(earlier) => self.folder = earlier,
             None => {
-                let earlier = folder();
+                let earlier = folder_with_room();
                 copy(self.path(), earlier.path());
                 self.earlier = Some(earlier);
             }
         }
     }
-}
-
-fn folder() -> TempDir {
-    let of_one_user = Permissions::from_mode(0o700);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("rangecache-images-").permissions(of_one_user);
-    builder.tempdir().expect("a folder")
 }
 
 /// Copies the files of a folder.

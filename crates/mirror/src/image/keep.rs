@@ -378,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn end_of_an_epoch_is_waited_for_once_also_without_the_lock() {
-        let (bench, dir) = (Bench::new().await, tempfile::tempdir().unwrap());
+        let (bench, dir) = (Bench::new().await, testkit::disk::folder_with_room());
         let flag = format!("--image-dir={}", dir.path().join("images").display());
         let [first, second] = [0, 1].map(|_| bench.mirrors(&[&flag]));
         assert!(first.images.as_ref().unwrap().folder.lock().unwrap());

@@ -32,7 +32,7 @@ struct Dir(TempDir);
 
 impl Dir {
     fn new() -> Dir {
-        Dir(tempfile::tempdir().unwrap())
+        Dir(testkit::disk::folder_with_room())
     }
 
     fn path(&self) -> PathBuf {
