@@ -222,8 +222,7 @@ mod tests {
 
     #[test]
     fn second_process_does_not_write() {
-        let path = tempfile::tempdir().unwrap();
-        fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let path = testkit::disk::folder_with_room();
         let [first, second] = [0, 1].map(|_| Folder::open(path.path(), 1 << 20).unwrap());
         assert!(first.lock().unwrap());
         assert!(!second.lock().unwrap());
@@ -233,8 +232,7 @@ mod tests {
 
     #[test]
     fn images_leave_room() {
-        let path = tempfile::tempdir().unwrap();
-        fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let path = testkit::disk::folder_with_room();
         let folder = Folder::open(path.path(), 1000).unwrap();
         folder.check_room(1000).unwrap();
         fs::write(folder.files(&Scope::prefix(b"/a/")).base, [0; 600]).unwrap();
