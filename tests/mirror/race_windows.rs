@@ -33,10 +33,12 @@ impl Held {
         let so_far = held_so_far(rangecache);
         let through = rangecache.client().await;
         // The call that injects the fault may go to a suspended member: the fault is injected before it is forwarded.
+        let found = || rangecache.log().matches("does not serve").count();
+        let found_so_far = found();
         let planting = through.clone();
         let planted = tokio::spawn(async move { planting.inject_fault("hold").await });
         until(SOON, "the fault is injected", async || {
-            (planted.is_finished() || rangecache.log().contains("does not serve")).then_some(())
+            (planted.is_finished() || found() > found_so_far).then_some(())
         })
         .await;
         let read = tokio::spawn(async move { through.range(&list()).await });
