@@ -95,8 +95,8 @@ reference: rust-present ## Write the tables of docs/reference/ (flags, metrics, 
 mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml
 
 # What a release and the benchmarks compile; only our own packages are compiled once more for it.
-own_packages := rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*/Cargo.toml)
-as_released := --bench suite --bench micro $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
+own_packages = rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*/Cargo.toml)
+as_released = --bench suite --bench micro --bench abuse $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
 
 .PHONY: check
 check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies

@@ -61,7 +61,6 @@ pub(crate) async fn survey(client: &mut EtcdClient) -> Result<Option<ReadTarget>
 fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
     let listed = target.keys.min(MAX_KEYS);
     let limit = if target.keys > MAX_KEYS { MAX_KEYS } else { 0 };
-    let range = || target.range();
     let page = PAGE_KEYS.min(listed);
     let read = |name: String, request: RangeRequest| Read { name, request };
     vec![
@@ -72,19 +71,25 @@ fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
                 ..Default::default()
             },
         ),
-        read(format!("LIST {listed} keys"), RangeRequest { limit, ..range() }),
+        read(
+            format!("LIST {listed} keys"),
+            RangeRequest {
+                limit,
+                ..target.range()
+            },
+        ),
         read(
             format!("first page of {page}"),
             RangeRequest {
                 limit: PAGE_KEYS,
-                ..range()
+                ..target.range()
             },
         ),
         read(
             "count".into(),
             RangeRequest {
                 count_only: true,
-                ..range()
+                ..target.range()
             },
         ),
         read(
@@ -92,7 +97,7 @@ fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
             RangeRequest {
                 keys_only: true,
                 limit,
-                ..range()
+                ..target.range()
             },
         ),
         read(
@@ -100,7 +105,7 @@ fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
             RangeRequest {
                 limit: PAGE_KEYS,
                 revision: pinned_revision,
-                ..range()
+                ..target.range()
             },
         ),
     ]

@@ -105,7 +105,7 @@ pub(super) fn links(sections: &[Section]) -> Markup {
 /// Chart of all samples with the values at its edges and its axis of time.
 pub(super) fn plot(chart: &Chart, value: impl Fn(f64) -> String) -> Markup {
     html! {
-        figure.plot {
+        figure {
             (PreEscaped(&chart.svg))
             figcaption aria-hidden="true" {
                 span { "15 min ago" }

@@ -14,5 +14,5 @@ mod requests;
 mod responses;
 
 pub use buffer::{Collecting, Room, WriteBuffer, write_buffer};
-pub use requests::RequestBatching;
+pub use requests::{PING_ACK_DELAY, RequestBatching};
 pub use responses::batch_responses;

@@ -21,7 +21,7 @@ use super::buffer::WriteBuffer;
 
 /// Longest time for which the acknowledgement of a ping waits for a request. The peer waits for seconds before it takes a
 /// connection for dead.
-const PING_ACK_DELAY: Duration = Duration::from_millis(20);
+pub const PING_ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Executor for the tasks of an HTTP/2 client whose connection has a write buffer: the task that writes to the
 /// connection lets others run before what it has collected is written.

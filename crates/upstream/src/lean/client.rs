@@ -29,6 +29,7 @@ use super::frame::{self, Frame, MAX_PAYLOAD_BYTES, next_frame};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
 use rangecache_base::net::Stream;
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Largest window of HTTP/2.
@@ -44,8 +45,6 @@ const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
 pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Timeout of a ping.
 pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time for which acknowledgements of pings wait for a request.
-pub(super) const PING_ACK_DELAY: Duration = Duration::from_millis(20);
 /// Bound on parts of a response that were not read.
 const MAX_UNREAD_PARTS: usize = 4_096;
 /// Bound on what waits to be written.

@@ -14,11 +14,12 @@ use tokio::time::Instant;
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::client::{Lean, PING_ACK_DELAY, PING_INTERVAL, PING_TIMEOUT};
+use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 use super::error::LeanError;
 use super::parts::Parts;
 use super::response::Whole;
 use crate::fake::FakeEtcd;
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const SOON: Duration = Duration::from_secs(20);
 const DATA: u8 = 0;
