@@ -7,8 +7,10 @@ use etcd_wire::grpc::Method;
 /// slow reader of one class does not delay another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionClass {
-    /// Short unary calls.
+    /// Unary calls.
     Unary,
+    /// Unary calls whose request is short and known as a whole.
+    Short,
     /// Streams with an end, and responses of any length.
     Stream,
     /// Watches and other streams without an end, of which many are open at once.
@@ -21,8 +23,9 @@ pub enum ConnectionClass {
 
 impl ConnectionClass {
     /// Every class.
-    pub(super) const ALL: [ConnectionClass; 5] = [
+    pub(super) const ALL: [ConnectionClass; 6] = [
         ConnectionClass::Unary,
+        ConnectionClass::Short,
         ConnectionClass::Stream,
         ConnectionClass::Endless,
         ConnectionClass::Check,
@@ -47,6 +50,7 @@ impl ConnectionClass {
         match self {
             ConnectionClass::Stream => ReceiveWindow::SHARED,
             ConnectionClass::Unary
+            | ConnectionClass::Short
             | ConnectionClass::Endless
             | ConnectionClass::Check
             | ConnectionClass::Authorization => ReceiveWindow::SMALL,
@@ -56,7 +60,7 @@ impl ConnectionClass {
     /// The client of its connections.
     pub(super) const fn client(self) -> Client {
         match self {
-            ConnectionClass::Check => Client::Lean,
+            ConnectionClass::Short | ConnectionClass::Check => Client::Lean,
             other => Client::Hyper(other.window()),
         }
     }
@@ -64,8 +68,11 @@ impl ConnectionClass {
     /// Connections that are kept open per endpoint.
     pub(super) const fn connections(self) -> usize {
         match self {
-            ConnectionClass::Unary | ConnectionClass::Stream | ConnectionClass::Endless => 2,
-            ConnectionClass::Check | ConnectionClass::Authorization => 1,
+            ConnectionClass::Stream | ConnectionClass::Endless => 2,
+            ConnectionClass::Unary
+            | ConnectionClass::Short
+            | ConnectionClass::Check
+            | ConnectionClass::Authorization => 1,
         }
     }
 }

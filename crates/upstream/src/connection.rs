@@ -69,7 +69,7 @@ impl ReceiveWindow {
 pub(super) enum Client {
     /// Calls of every kind, many at once.
     Hyper(ReceiveWindow),
-    /// rangecache's own small calls; hyper, where that has failed.
+    /// Small calls; hyper, where that has failed.
     Lean,
 }
 
@@ -88,8 +88,10 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = String> + Send>>;
 pub enum SendFailure {
     /// The request was not sent; it is returned for use on another connection.
     NotSent(Box<Request<Outgoing>>, BoxError),
+    /// The connection does not take the request now, which is returned for use on one of [`Unary`](super::ConnectionClass::Unary).
+    Full(Box<Request<Outgoing>>),
     /// The request may have reached etcd.
-    Lost(hyper::Error),
+    Lost(BoxError),
 }
 
 /// Knowledge of the server behind a connection.
@@ -428,6 +430,38 @@ impl Connection {
         Ok(response)
     }
 
+    /// Sends a client's call through `lean`, if its body is whole and short.
+    async fn send_short(
+        self: &Arc<Self>,
+        lean: &Lean,
+        request: Request<Outgoing>,
+    ) -> Result<Response<Parts>, SendFailure> {
+        let (parts, outgoing) = request.into_parts();
+        let body = match outgoing.into_whole() {
+            Ok(body) => body,
+            Err(outgoing) => {
+                let request = Request::from_parts(parts, outgoing);
+                return Err(SendFailure::Full(Box::new(request)));
+            }
+        };
+        match lean.begin(&parts.uri, &parts.headers, &body, true).await {
+            Ok((call, events)) => {
+                let mut response = Parts::response(call, events, None)
+                    .await
+                    .map_err(SendFailure::Lost)?;
+                self.note_response(&mut response);
+                Ok(response)
+            }
+            Err(error) => {
+                let request = Box::new(Request::from_parts(parts, Outgoing::whole(body)));
+                Err(match error {
+                    LeanError::Full => SendFailure::Full(request),
+                    error => SendFailure::NotSent(request, error.into()),
+                })
+            }
+        }
+    }
+
     /// Counts a call as in flight.
     fn count(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -456,25 +490,28 @@ impl Connection {
     pub async fn send(
         self: &Arc<Self>,
         mut request: Request<Outgoing>,
-    ) -> Result<(Response<Incoming>, InFlight), SendFailure> {
-        let Transport::Hyper(sender) = &self.transport else {
-            let error = "the connection is for small calls of rangecache's own".into();
-            return Err(SendFailure::NotSent(Box::new(request), error));
-        };
+    ) -> Result<(Response<UpstreamBody>, InFlight), SendFailure> {
         *request.uri_mut() = self.uri_of(request.uri().path_and_query().cloned());
         self.credentials.instance().sign(request.headers_mut());
         let guard = self.count();
+        let sender = match &self.transport {
+            Transport::Hyper(sender) => sender,
+            Transport::Lean(lean) => {
+                let response = self.send_short(lean, request).await?;
+                return Ok((response.map(|body| UpstreamBody(Either::Right(body))), guard));
+            }
+        };
         match sender.clone().try_send_request(request).await {
             Ok(mut response) => {
                 self.note_response(&mut response);
-                Ok((response, guard))
+                Ok((response.map(UpstreamBody::from), guard))
             }
             Err(mut failed) => match failed.take_message() {
                 Some(request) => Err(SendFailure::NotSent(
                     Box::new(request),
                     failed.into_error().into(),
                 )),
-                None => Err(SendFailure::Lost(failed.into_error())),
+                None => Err(SendFailure::Lost(failed.into_error().into())),
             },
         }
     }
@@ -665,9 +702,26 @@ fn with_causes(error: &hyper::Error) -> String {
 
 /// Body of a response.
 #[derive(Debug)]
-pub struct ChannelBody(Either<Incoming, Parts>);
+pub struct UpstreamBody(Either<Incoming, Parts>);
 
-impl Body for ChannelBody {
+impl From<Incoming> for UpstreamBody {
+    fn from(body: Incoming) -> UpstreamBody {
+        UpstreamBody(Either::Left(body))
+    }
+}
+
+/// Whether etcd itself has ended a call with this error: it has reset the stream, and the connection was not lost.
+#[must_use]
+pub fn is_reset(error: &BoxError) -> bool {
+    if let Some(error) = error.downcast_ref::<LeanError>() {
+        return matches!(error, LeanError::Reset(_));
+    }
+    std::error::Error::source(&**error)
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
+}
+
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -696,9 +750,9 @@ pub struct Channel {
 }
 
 impl tower_service::Service<Request<tonic::body::Body>> for Channel {
-    type Response = Response<ChannelBody>;
+    type Response = Response<UpstreamBody>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<ChannelBody>, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
@@ -722,11 +776,11 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
                 Transport::Lean(lean) => connection
                     .send_parts(lean, request)
                     .await?
-                    .map(|body| ChannelBody(Either::Right(body))),
+                    .map(|body| UpstreamBody(Either::Right(body))),
                 Transport::Hyper(_) => match connection.send(request.map(Outgoing::tonic)).await {
-                    Ok((response, _in_flight)) => response.map(|body| ChannelBody(Either::Left(body))),
-                    Err(SendFailure::NotSent(_, error)) => return Err(error),
-                    Err(SendFailure::Lost(error)) => return Err(error.into()),
+                    Ok((response, _in_flight)) => response,
+                    Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => return Err(error),
+                    Err(SendFailure::Full(_)) => return Err(LeanError::Full.into()),
                 },
             };
             if own_identity {
@@ -747,6 +801,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use crate::MAX_SHORT_BYTES;
     use crate::fake::{Answer, FakeEtcd, status_of_member};
 
     const SOON: Duration = Duration::from_secs(20);
@@ -814,6 +869,69 @@ mod tests {
         tokio::time::timeout(SOON, closed).await.unwrap();
         match connection.send(call("/a")).await {
             Err(SendFailure::NotSent(request, _)) => assert_eq!(request.uri().path(), "/a"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(connection.in_flight(), 0);
+    }
+
+    /// A connection with the lean client, and what drives it.
+    async fn open_lean(url: &Url) -> (Arc<Connection>, JoinHandle<String>) {
+        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+        let (server, deadline) = (Arc::default(), Instant::now() + SOON);
+        let opening = Connection::open(&connector, url, &server, Client::Lean, &credentials, deadline);
+        let (connection, driver) = opening.await.unwrap();
+        (connection, tokio::spawn(driver))
+    }
+
+    #[tokio::test]
+    async fn short_call_is_sent_leanly_and_any_other_is_returned() {
+        let etcd = FakeEtcd::start(async |_, message| match message.len() {
+            0 => Ok(b"answer".to_vec()),
+            _ => Err((9, "refused")),
+        })
+        .await;
+        let (connection, driver) = open_lean(&etcd.url).await;
+        let (response, in_flight) = connection.send(call("/a")).await.unwrap();
+        assert_eq!(connection.in_flight(), 1, "the response may not have ended");
+        let collected = response.into_body().collect().await.unwrap();
+        assert_eq!(collected.trailers().unwrap()["grpc-status"], "0");
+        assert_eq!(collected.to_bytes(), b"\0\0\0\0\x06answer"[..]);
+        drop(in_flight);
+        assert_eq!(connection.in_flight(), 0);
+
+        let long = Bytes::from(vec![1; MAX_SHORT_BYTES + 1]);
+        let long = Request::post("/b").body(Outgoing::whole(long)).unwrap();
+        let Err(SendFailure::Full(returned)) = connection.send(long).await else {
+            panic!("it does not fit");
+        };
+        assert_eq!(returned.uri().path(), "/b");
+        let body = returned.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body.len(), MAX_SHORT_BYTES + 1);
+
+        driver.abort();
+        assert!(driver.await.is_err());
+        match connection.send(call("/c")).await {
+            Err(SendFailure::NotSent(request, _)) => assert_eq!(request.uri().path(), "/c"),
+            other => panic!("{other:?}"),
+        }
+        let paths: Vec<_> = etcd
+            .calls
+            .lock()
+            .iter()
+            .map(|(_, path, _)| path.clone())
+            .collect();
+        assert_eq!(paths, ["/a"]);
+    }
+
+    #[tokio::test]
+    async fn short_call_in_flight_is_lost_with_its_connection() {
+        let etcd = FakeEtcd::start(|_, _| std::future::pending::<Answer>()).await;
+        let (connection, driver) = open_lean(&etcd.url).await;
+        let mut sending = Box::pin(connection.send(call("/a")));
+        assert!(std::future::poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx).is_pending())).await);
+        driver.abort();
+        match sending.await {
+            Err(SendFailure::Lost(error)) => assert!(!is_reset(&error), "{error}"),
             other => panic!("{other:?}"),
         }
         assert_eq!(connection.in_flight(), 0);

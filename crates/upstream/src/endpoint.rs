@@ -147,6 +147,7 @@ pub(super) struct Endpoint {
     /// Id of the member that has responded last; 0 before.
     member_id: AtomicU64,
     unary: Vec<ArcSwapOption<Connection>>,
+    short: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
     endless: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
@@ -183,6 +184,7 @@ impl Endpoint {
             is_leaving: AtomicBool::new(false),
             member_id: AtomicU64::new(0),
             unary: slots(ConnectionClass::Unary),
+            short: slots(ConnectionClass::Short),
             stream: slots(ConnectionClass::Stream),
             endless: slots(ConnectionClass::Endless),
             check: slots(ConnectionClass::Check),
@@ -204,6 +206,7 @@ impl Endpoint {
     fn slots(&self, class: ConnectionClass) -> &[ArcSwapOption<Connection>] {
         match class {
             ConnectionClass::Unary => &self.unary,
+            ConnectionClass::Short => &self.short,
             ConnectionClass::Stream => &self.stream,
             ConnectionClass::Endless => &self.endless,
             ConnectionClass::Check => &self.check,
@@ -255,6 +258,14 @@ impl Endpoint {
             .iter()
             .filter_map(ArcSwapOption::load_full)
             .filter(|connection| connection.is_live())
+    }
+
+    /// Live connections for calls of `class`: short calls go where the others go while there is none for them.
+    pub(super) fn usable(&self, class: ConnectionClass) -> impl Iterator<Item = Arc<Connection>> {
+        let is_without = class == ConnectionClass::Short && !self.has_live(class);
+        let others = is_without.then_some(ConnectionClass::Unary);
+        self.live(class)
+            .chain(others.into_iter().flat_map(|class| self.live(class)))
     }
 
     pub(super) fn version(&self) -> Option<Version> {

@@ -68,7 +68,7 @@ pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
 pub use connection::{
-    Channel, ChannelBody, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, open_once,
+    Channel, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, UpstreamBody, is_reset, open_once,
 };
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
@@ -76,6 +76,7 @@ pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
+pub use lean::MAX_SHORT_BYTES;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;

@@ -1,12 +1,13 @@
 //! Bodies of requests to etcd.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
@@ -81,6 +82,8 @@ enum Rest {
     Nothing,
     Incoming(Incoming),
     Tonic(tonic::body::Body),
+    /// Trailers that were already read.
+    Trailers(HeaderMap),
 }
 
 impl Outgoing {
@@ -167,6 +170,71 @@ impl Outgoing {
     }
 }
 
+impl Outgoing {
+    /// Whether the whole body has been received, and has `max_bytes` at most. Waits for its first bytes, and for no others: etcd
+    /// answers a message whose stream is still open. A request without any body is not short: etcd's response to it differs from
+    /// that to an empty one.
+    ///
+    /// # Errors
+    /// That of the client's body.
+    pub async fn is_short(&mut self, max_bytes: usize) -> Result<bool, BoxError> {
+        poll_fn(|cx| self.poll_short(max_bytes, cx)).await
+    }
+
+    fn poll_short(&mut self, max_bytes: usize, cx: &mut Context<'_>) -> Poll<Result<bool, BoxError>> {
+        loop {
+            let kept_bytes = self.kept.as_ref().map_or(0, Bytes::len);
+            if kept_bytes > max_bytes {
+                return Poll::Ready(Ok(false));
+            }
+            if self.has_no_rest() {
+                return Poll::Ready(Ok(self.kept.is_some()));
+            }
+            match self.poll_rest(cx) {
+                Poll::Pending if self.kept.is_some() => return Poll::Ready(Ok(false)),
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(frame) => match frame.transpose()?.map(Frame::into_data) {
+                    Some(Ok(bytes)) => {
+                        self.kept = Some(match self.kept.take() {
+                            Some(kept) => [kept, bytes].concat().into(),
+                            None => bytes,
+                        });
+                    }
+                    Some(Err(frame)) => {
+                        self.rest = Rest::Trailers(frame.into_trailers().unwrap_or_default());
+                        return Poll::Ready(Ok(false));
+                    }
+                    None => {
+                        self.kept.get_or_insert_default();
+                        self.rest = Rest::Nothing;
+                    }
+                },
+            }
+        }
+    }
+
+    /// All of the body, if it has been received.
+    ///
+    /// # Errors
+    /// The body itself, if there may be more of it.
+    pub(crate) fn into_whole(mut self) -> Result<Bytes, Outgoing> {
+        if self.gate.is_some() || !self.has_no_rest() {
+            return Err(self);
+        }
+        Ok(self.kept.take().unwrap_or_default())
+    }
+
+    /// Whether nothing comes after the kept bytes.
+    fn has_no_rest(&self) -> bool {
+        match &self.rest {
+            Rest::Nothing => true,
+            Rest::Incoming(body) => body.is_end_stream(),
+            Rest::Tonic(body) => body.is_end_stream(),
+            Rest::Trailers(_) => false,
+        }
+    }
+}
+
 impl MessageProgress {
     /// Whether the message that is being received is late; otherwise registers `cx` to be woken when it is.
     fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
@@ -240,18 +308,13 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.kept.is_none()
-            && match &self.rest {
-                Rest::Nothing => true,
-                Rest::Incoming(body) => body.is_end_stream(),
-                Rest::Tonic(body) => body.is_end_stream(),
-            }
+        self.kept.is_none() && self.has_no_rest()
     }
 
     fn size_hint(&self) -> SizeHint {
         // HTTP/2 sends no content-length that the client did not send; HTTP/1 needs the exact length where it is known.
         let rest = match &self.rest {
-            Rest::Nothing => SizeHint::with_exact(0),
+            Rest::Nothing | Rest::Trailers(_) => SizeHint::with_exact(0),
             Rest::Incoming(body) => body.size_hint(),
             Rest::Tonic(body) => body.size_hint(),
         };
@@ -270,6 +333,11 @@ impl Outgoing {
     fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.rest {
             Rest::Nothing => Poll::Ready(None),
+            Rest::Trailers(trailers) => {
+                let trailers = std::mem::take(trailers);
+                self.rest = Rest::Nothing;
+                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+            }
             Rest::Incoming(body) => {
                 let polled = Pin::new(body).poll_frame(cx).map_err(Into::into);
                 if let Some(limit) = &mut self.limit {
@@ -295,7 +363,8 @@ impl Outgoing {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
     use super::*;
 
@@ -366,5 +435,75 @@ mod tests {
             tokio::time::advance(TIMEOUT * 2).await;
             assert!(!is_late(&mut progress).await, "both are complete");
         }
+    }
+
+    /// A body of these pieces, whose end the client sends at once, or never.
+    fn in_pieces(pieces: &[&'static str], ends: bool) -> Outgoing {
+        let (sender, receiver) = tokio::sync::mpsc::channel(8);
+        for piece in pieces {
+            let frame = Frame::data(Bytes::from_static(piece.as_bytes()));
+            sender.try_send(Ok::<_, std::convert::Infallible>(frame)).unwrap();
+        }
+        if !ends {
+            std::mem::forget(sender);
+        }
+        let pieces = ReceiverStream::new(receiver);
+        Outgoing::tonic(tonic::body::Body::new(StreamBody::new(pieces)))
+    }
+
+    #[tokio::test]
+    async fn body_is_short_once_all_of_it_has_been_received() {
+        for (pieces, ends, max_bytes, expected) in [
+            (&["ab", "c"][..], true, 3, true),
+            (&["ab", "c"][..], true, 2, false),
+            // A whole message, perhaps: etcd may answer it.
+            (&["ab"][..], false, 3, false),
+            (&[][..], true, 3, true),
+            (&[""][..], true, 0, true),
+        ] {
+            let mut body = in_pieces(pieces, ends);
+            assert_eq!(body.is_short(max_bytes).await.unwrap(), expected, "{pieces:?}");
+            match body.into_whole() {
+                Ok(whole) => assert!(ends && whole == pieces.concat()),
+                Err(mut rest) => {
+                    // Nothing is lost.
+                    let mut received = Vec::new();
+                    while received.len() < pieces.concat().len() {
+                        let frame = rest.frame().await.unwrap().unwrap();
+                        received.extend_from_slice(&frame.into_data().unwrap());
+                    }
+                    assert!(!expected && received == pieces.concat().as_bytes());
+                }
+            }
+        }
+        let (mut whole, waiting) = (Outgoing::whole(Bytes::from_static(b"abc")), in_pieces(&[], false));
+        assert!(whole.is_short(3).await.unwrap() && !whole.is_short(2).await.unwrap());
+        assert!(
+            !Outgoing::whole(Bytes::new()).is_short(3).await.unwrap(),
+            "no body at all"
+        );
+        let mut waiting = Box::pin(async move { { waiting }.is_short(3).await });
+        assert!(poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending())).await);
+    }
+
+    #[tokio::test]
+    async fn trailers_of_a_request_are_kept() {
+        let frames = [
+            Frame::data(Bytes::from_static(b"abc")),
+            Frame::trailers(HeaderMap::from_iter([(http::header::AGE, 7.into())])),
+        ];
+        let frames = frames.map(Ok::<_, std::convert::Infallible>);
+        let body = StreamBody::new(tonic::codegen::tokio_stream::iter(frames));
+        let mut body = Outgoing::tonic(tonic::body::Body::new(body));
+        assert!(!body.is_short(3).await.unwrap());
+        let collected = body.into_whole().unwrap_err().collect().await.unwrap();
+        assert_eq!(collected.trailers().unwrap()["age"], "7");
+        assert_eq!(collected.to_bytes(), "abc");
+    }
+
+    #[tokio::test]
+    async fn body_that_waits_for_a_turn_is_not_taken_as_a_whole() {
+        let gated = Outgoing::whole(Bytes::from_static(b"abc")).gated(std::future::pending());
+        assert!(gated.into_whole().is_err());
     }
 }

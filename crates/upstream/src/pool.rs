@@ -291,7 +291,8 @@ impl Upstream {
             endpoint.role() == Role::Leader && endpoint.rank() == 0 && !endpoint.server.is_hub()
         };
         let leader = endpoints.iter().find(is_leader)?;
-        let busy = |endpoint: &Endpoint| -> usize { endpoint.live(class).map(|live| live.in_flight()).sum() };
+        let busy =
+            |endpoint: &Endpoint| -> usize { endpoint.usable(class).map(|live| live.in_flight()).sum() };
         let of_others = endpoints
             .iter()
             .filter(|other| other.rank() == 0 && other.role() == Role::Follower);
@@ -300,7 +301,7 @@ impl Upstream {
             return None;
         }
         leader
-            .live(class)
+            .usable(class)
             .filter(|connection| !self.is_left_out(connection.cluster_id()))
             .min_by_key(|connection| connection.in_flight())
     }
@@ -358,7 +359,7 @@ impl Upstream {
                 continue;
             }
             let rank = endpoint.rank();
-            let live = endpoint.live(class);
+            let live = endpoint.usable(class);
             for connection in
                 live.filter(|connection| !self.is_left_out(connection.cluster_id()) && is_wanted(connection))
             {

@@ -413,7 +413,7 @@ impl Fallback {
                 response.headers_mut().extend(status);
                 Ok(response)
             }
-            Err(PageError::Reset(error)) => Err(error.into()),
+            Err(PageError::Reset(error)) => Err(error),
             Err(PageError::Local(status)) => {
                 if let Some(outcome) = outcome_of(&status) {
                     *read.outcome = outcome;

@@ -16,6 +16,7 @@ use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
 use rangecache_edge::limits::{ByteBudget, HeldBytes};
 use rangecache_mirror::history::ClusterState;
+use rangecache_upstream::BoxError;
 
 /// Why identical reads have no response in common.
 #[derive(Clone, Debug)]
@@ -79,7 +80,7 @@ impl SharedResponse {
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
         let mut held = budget.hold_for(client);
         let mut pieces = Vec::new();
-        let lost = |error: hyper::Error| Refused::shared_call(SendError::Lost(error.into()).status());
+        let lost = |error: BoxError| Refused::shared_call(SendError::Lost(error).status());
         while let Some(data) = reader.data().await.map_err(lost)? {
             let bytes = data.len() as u64;
             if held.try_grow(bytes).is_err() {

@@ -34,7 +34,7 @@ use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use etcd_wire::grpc::{Method, Status};
 use rangecache_edge::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
-use rangecache_upstream::{ConnectionClass, first_page_limit, page_limit};
+use rangecache_upstream::{BoxError, ConnectionClass, first_page_limit, page_limit};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;
@@ -57,7 +57,7 @@ pub(super) enum PageError {
     /// etcd returned this status (headers or trailers).
     Etcd(HeaderMap),
     /// etcd reset the HTTP/2 stream.
-    Reset(hyper::Error),
+    Reset(BoxError),
     /// rangecache ends the stream with this status.
     Local(Status),
 }
@@ -180,7 +180,7 @@ impl FetchPage for PageCalls {
                     data.extend_from_slice(&piece);
                 }
                 Ok(None) => break,
-                Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error.into()).status())),
+                Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error).status())),
             }
             let length_bytes = Prefix::parse(&data).map(|prefix| u64::from(prefix.length_bytes));
             if let (Some(length_bytes), Some(max_bytes)) = (length_bytes, max_bytes)

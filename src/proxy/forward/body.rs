@@ -6,9 +6,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 
-use super::error::is_reset;
 use super::shutdown::StopSignal;
 use crate::proxy::response::{BodySource, Polled};
 use etcd_store::cache::Rope;
@@ -18,14 +16,14 @@ use rangecache_base::telemetry::metrics::Source;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes};
 use rangecache_mirror::Unreadable;
 use rangecache_mirror::history::{ClusterState, History};
-use rangecache_upstream::{BoxError, InFlight};
+use rangecache_upstream::{BoxError, InFlight, UpstreamBody, is_reset};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
 #[derive(Debug)]
 pub(crate) struct ForwardedBody {
     /// Frame that was read from `body` already, to learn etcd's status before the response was passed through.
     first: Option<Frame<Bytes>>,
-    body: Incoming,
+    body: UpstreamBody,
     /// Finds the revisions in the data; `None` unless the method is gRPC and its responses carry etcd's header.
     scanner: Option<HeaderScanner>,
     /// Finds the revisions in JSON; `None` unless the responses of the method may contain some.
@@ -52,7 +50,7 @@ impl ForwardedBody {
     /// Creates the body for etcd's response to a call of `method`. `in_flight` counts the call at its endpoint; `stop`
     /// ends endless calls when the process stops.
     pub(crate) fn new(
-        body: Incoming,
+        body: UpstreamBody,
         method: Method,
         is_grpc: bool,
         cluster_state: &Arc<ClusterState>,
@@ -128,11 +126,11 @@ impl ForwardedBody {
 
     /// Ends the body after `error`. A lost connection becomes status `Unavailable`, as in etcd's own clients; a stream
     /// that etcd reset is reset for the client with the same reason.
-    fn end_with_error(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
+    fn end_with_error(&mut self, error: BoxError) -> Option<Result<Frame<Rope>, BoxError>> {
         self.has_failed = !is_reset(&error);
         // A status may follow a complete message only. In mid-message the client's stream is reset.
         if is_reset(&error) || !self.is_between_messages() || !self.may_send_status {
-            return Some(Err(error.into()));
+            return Some(Err(error));
         }
         self.may_send_status = false;
         let status = Status::ConnectionLost(error.to_string());

@@ -8,7 +8,7 @@ use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_edge::limits::{BudgetExceeded, NoShare, NoTurn};
-use rangecache_upstream::{BoxError, NoEndpoint};
+use rangecache_upstream::{BoxError, NoEndpoint, is_reset};
 
 /// Reason for which a call got no response from etcd.
 #[derive(Debug, thiserror::Error)]
@@ -25,23 +25,26 @@ pub(crate) enum SendError {
     NoTurn(#[from] NoTurn),
     /// etcd itself reset the stream. The call is not retried: the reset is etcd's response.
     #[error("etcd reset the stream: {0}")]
-    Reset(hyper::Error),
+    Reset(BoxError),
+    /// The client's request broke off before anything was sent.
+    #[error("the request broke off: {0}")]
+    Request(BoxError),
 }
 
 impl SendError {
     /// Classifies an error of the connection on which a call was sent.
-    pub(crate) fn from_hyper(error: hyper::Error) -> SendError {
+    pub(crate) fn of_connection(error: BoxError) -> SendError {
         if is_reset(&error) {
             SendError::Reset(error)
         } else {
-            SendError::Lost(error.into())
+            SendError::Lost(error)
         }
     }
 
     /// Returns the client's result: a reset of etcd's is passed on as a reset, any other error as status `Unavailable`.
     pub(crate) fn into_result(self, content_type: HeaderValue) -> CallResult {
         match self {
-            SendError::Reset(error) => Err(error.into()),
+            SendError::Reset(error) | SendError::Request(error) => Err(error),
             other => {
                 let status = other.status();
                 let mut response = status_response(&status, content_type);
@@ -58,7 +61,7 @@ impl SendError {
     pub(crate) fn status(&self) -> Status {
         match self {
             SendError::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
-            SendError::Lost(error) => Status::ConnectionLost(error.to_string()),
+            SendError::Lost(error) | SendError::Request(error) => Status::ConnectionLost(error.to_string()),
             SendError::Buffers(_) => Status::BufferBytes,
             SendError::NoTurn(cause) => status_without_turn(*cause),
             SendError::Reset(error) => Status::StreamReset(error.to_string()),
@@ -99,11 +102,4 @@ pub(crate) fn without_share(cause: NoShare) -> (Reason, Status) {
         },
         NoShare::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
     }
-}
-
-/// Whether etcd reset the stream; false if the connection was lost.
-pub(super) fn is_reset(error: &hyper::Error) -> bool {
-    std::error::Error::source(error)
-        .and_then(|source| source.downcast_ref::<h2::Error>())
-        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
 }

@@ -125,7 +125,7 @@ async fn send(
         return Ok(response.map(|_| ResponseBody::from_source(source)));
     }
     Ok(response.map(|body| {
-        let body = forward.forwarded_body(body, method, false, None);
+        let body = forward.forwarded_body(body.into(), method, false, None);
         ResponseBody::from_source(LeasedBody {
             body,
             is_complete: false,

@@ -5,7 +5,6 @@ use http::request::Parts;
 use http::{HeaderMap, Response, StatusCode, response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::error::SendError;
@@ -16,7 +15,7 @@ use etcd_wire::grpc::Method;
 use etcd_wire::grpc::metadata::is_grpc;
 use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
 use rangecache_edge::limits::CallBytes;
-use rangecache_upstream::{ConnectionClass, InFlight, NoRangeStream};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, UpstreamBody};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
@@ -49,7 +48,7 @@ impl Forward {
                 Ok(stream) => stream,
                 Err(error) => {
                     // Nothing has been sent to the client yet, so retrying is safe.
-                    attempts.pause_after(SendError::from_hyper(error)).await?;
+                    attempts.pause_after(SendError::of_connection(error)).await?;
                     continue;
                 }
             };
@@ -78,13 +77,13 @@ impl Forward {
 struct OpenedStream {
     head: response::Parts,
     first: Option<Frame<Bytes>>,
-    body: Incoming,
+    body: UpstreamBody,
     in_flight: InFlight,
 }
 
 impl OpenedStream {
     /// Waits for the first frame. This delays no client: etcd sends the head of the response together with that frame.
-    async fn open(upstream_response: UpstreamResponse) -> Result<OpenedStream, hyper::Error> {
+    async fn open(upstream_response: UpstreamResponse) -> Result<OpenedStream, BoxError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
         let (head, mut body) = response.into_parts();
         let first = if head.headers.contains_key(GRPC_STATUS) {

@@ -8,7 +8,6 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -28,8 +27,8 @@ use etcd_wire::grpc::{Method, Status, written};
 use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use rangecache_mirror::history::{Before, ClusterState};
 use rangecache_upstream::{
-    Connection, ConnectionClass, InFlight, LimitCovers, MessageLimit, Outgoing, SendFailure, Upstream,
-    WritesTo,
+    Connection, ConnectionClass, InFlight, LimitCovers, MAX_SHORT_BYTES, MessageLimit, Outgoing, SendFailure,
+    Upstream, UpstreamBody, WritesTo,
 };
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
@@ -74,10 +73,23 @@ pub(crate) enum RequestBody {
     Read(Bytes),
 }
 
+impl RequestBody {
+    /// Whether the whole body is known, and short.
+    async fn is_short(&mut self) -> Result<bool, SendError> {
+        match self {
+            RequestBody::Once(outgoing) => outgoing
+                .is_short(MAX_SHORT_BYTES)
+                .await
+                .map_err(SendError::Request),
+            RequestBody::Read(message) => Ok(message.len() <= MAX_SHORT_BYTES),
+        }
+    }
+}
+
 /// Response of etcd whose body has not been read yet.
 #[derive(Debug)]
 pub(crate) struct UpstreamResponse {
-    pub(crate) response: Response<Incoming>,
+    pub(crate) response: Response<UpstreamBody>,
     /// Counts the call as in flight at its endpoint.
     pub(crate) in_flight: InFlight,
 }
@@ -140,7 +152,12 @@ impl Attempts {
                 self.next.get_or_insert((parts, RequestBody::Once(outgoing)));
                 SendError::Lost(error)
             }
-            Err(SendFailure::Lost(error)) => SendError::from_hyper(error),
+            Err(SendFailure::Full(request)) => {
+                let (parts, outgoing) = request.into_parts();
+                self.next.get_or_insert((parts, RequestBody::Once(outgoing)));
+                return Ok(None);
+            }
+            Err(SendFailure::Lost(error)) => SendError::of_connection(error),
         };
         self.pause_after(error).await?;
         Ok(None)
@@ -199,8 +216,8 @@ impl Forward {
         }));
         let forwarding = self.forward(parts, body, method, account);
         match late.run_until_cancelled(forwarding).await {
-            Some(result) => result,
-            None => Ok(status_response(&Status::RequestTimeout, content_type)),
+            Some(result) if !late.is_cancelled() => result,
+            _ => Ok(status_response(&Status::RequestTimeout, content_type)),
         }
     }
 
@@ -280,23 +297,30 @@ impl Forward {
     async fn send_to(
         &self,
         parts: Parts,
-        body: RequestBody,
+        mut body: RequestBody,
         class: ConnectionClass,
         to_leader: bool,
     ) -> Result<UpstreamResponse, SendError> {
+        let mut class_of_attempt = class;
+        if class == ConnectionClass::Unary && parts.method == http::Method::POST && body.is_short().await? {
+            class_of_attempt = ConnectionClass::Short;
+        }
         let mut attempts = Attempts::new(parts, body, Instant::now() + self.connect_timeout);
         loop {
             let deadline = attempts.deadline();
             let connection = if to_leader {
-                self.upstream.connection_to_leader(class, deadline).await?
+                self.upstream
+                    .connection_to_leader(class_of_attempt, deadline)
+                    .await?
             } else {
-                self.upstream.connection(class, deadline).await?
+                self.upstream.connection(class_of_attempt, deadline).await?
             };
             if let Some(upstream_response) = attempts.send_on(&connection).await? {
                 self.cluster_state.note_answered(connection.opened());
                 self.avoid_if_unavailable(&connection, upstream_response.response.headers());
                 return Ok(upstream_response);
             }
+            class_of_attempt = class;
         }
     }
 
@@ -320,7 +344,7 @@ impl Forward {
         let mut first = None;
         // This delays no client: etcd sends the head of a unary response together with the first frame.
         if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
-            first = body.frame().await.transpose().map_err(SendError::from_hyper)?;
+            first = body.frame().await.transpose().map_err(SendError::of_connection)?;
             if let (Some(before), Some(frame)) = (&before_write, &first)
                 && let Some(written) = frame.data_ref().and_then(|data| written(method, data))
             {
@@ -358,7 +382,7 @@ impl Forward {
     /// Wraps etcd's `body` as the body of the client's response.
     pub(super) fn forwarded_body(
         &self,
-        body: Incoming,
+        body: UpstreamBody,
         method: Method,
         is_grpc: bool,
         in_flight: Option<InFlight>,

@@ -12,7 +12,6 @@ use http::HeaderMap;
 use http::request::Parts;
 use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
-use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
@@ -30,7 +29,7 @@ use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
 use rangecache_mirror::history::{ClusterState, History};
-use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
 
 /// Requests of the client that wait for etcd's flow control.
 const REQUESTS: usize = 16;
@@ -63,7 +62,7 @@ pub(super) struct EtcdStream {
     /// `None` once the client has closed its half.
     requests: Option<PollSender<Bytes>>,
     opening: Option<OpeningFuture>,
-    response: Option<(Incoming, InFlight)>,
+    response: Option<(UpstreamBody, InFlight)>,
     /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
     turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
     /// Bytes that have arrived from etcd, from the first one that was not decided about.

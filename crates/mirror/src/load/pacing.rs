@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::pace::LoadPace;
 use etcd_store::keyspace::scope::Scope;
 use rangecache_upstream::{
-    BoxError, Channel, ChannelBody, Connection, ConnectionClass, Upstream, current_header, jittered,
+    BoxError, Channel, Connection, ConnectionClass, Upstream, UpstreamBody, current_header, jittered,
 };
 
 /// Timeout of a read that measures etcd's latency.
@@ -193,7 +193,7 @@ impl Service<Request<tonic::body::Body>> for PacedChannel {
 /// A response that is read at the rate of loads.
 #[derive(Debug)]
 pub(super) struct PacedBody {
-    body: ChannelBody,
+    body: UpstreamBody,
     load: Arc<PacedLoad>,
     waiting: Option<Pin<Box<Sleep>>>,
 }

@@ -4,8 +4,9 @@
 //!   call ── writes its request itself ──▶ socket ──▶ driver ── wakes the call once, with the whole response
 //! ```
 //!
-//! A task drives the connection: it reads all frames, and writes what the socket did not take at once. etcd's gRPC library sends a
-//! ping with most responses, by which it measures how much may be in flight: the acknowledgement leaves with the next request.
+//! A task drives the connection: it reads all frames, and writes what the socket did not take at once, and the requests of many calls
+//! in one write. etcd's gRPC library sends a ping with most responses, by which it measures how much may be in flight: the
+//! acknowledgement leaves with the next request.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -25,13 +26,15 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::error::LeanError;
-use super::frame::{self, Frame, MAX_PAYLOAD_BYTES, next_frame};
+use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
 use rangecache_base::net::Stream;
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Bound on the body of a request: one frame of HTTP/2's default length.
+pub const MAX_SHORT_BYTES: usize = 16 << 10;
 /// Largest window of HTTP/2.
 const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Windows before any settings.
@@ -49,6 +52,10 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_UNREAD_PARTS: usize = 4_096;
 /// Bound on what waits to be written.
 const MAX_WRITE_BYTES: usize = 1 << 20;
+/// Calls in flight up to which each writes its own request: with more, one write for several costs less.
+const MAX_DIRECT_CALLS: usize = 2;
+/// Calls in flight before the server has told how many it takes.
+const FIRST_CALLS: usize = 100;
 /// Room for what the server sends at once for small calls.
 const READ_BYTES: usize = 16 << 10;
 
@@ -90,21 +97,23 @@ struct State {
     received_bytes: u32,
     /// The server takes no calls any more, or there is no client.
     is_leaving: bool,
+    /// Calls that the server takes at once; `None` until it has told its settings.
+    max_calls: Option<usize>,
 }
 
 /// A call whose response has not ended, for the driver.
 #[derive(Debug)]
 enum Call {
     /// Gives the whole response to the call.
-    Whole(Box<Incomplete>, oneshot::Sender<Whole>),
+    Whole(Box<Incomplete>, oneshot::Sender<Result<Whole, LeanError>>),
     /// Gives each part to the call.
-    Parts(mpsc::Sender<Event>),
+    Parts(mpsc::Sender<Result<Event, LeanError>>),
 }
 
 /// Ends all calls without a response when the connection is not driven any more.
-struct CloseOnDrop<'a>(&'a Shared);
+struct CloseOnDrop(Arc<Shared>);
 
-impl Drop for CloseOnDrop<'_> {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.closed.cancel();
         self.0.state.lock().calls.clear();
@@ -160,6 +169,7 @@ impl Lean {
                 stream_window_bytes: DEFAULT_WINDOW_BYTES,
                 received_bytes: 0,
                 is_leaving: false,
+                max_calls: None,
             }),
             unwritten: Notify::new(),
             pinged: Notify::new(),
@@ -167,8 +177,9 @@ impl Lean {
             unused: CancellationToken::new(),
             reads: AtomicU64::new(0),
         });
-        let driven = Arc::clone(&shared);
-        (Lean(shared), driven.drive(reader))
+        // Also closed if it is dropped before it was polled.
+        let driven = CloseOnDrop(Arc::clone(&shared));
+        (Lean(shared), async move { driven.0.drive(reader).await })
     }
 
     /// Whether no call can be made any more.
@@ -184,24 +195,21 @@ impl Lean {
         let (sender, response) = oneshot::channel();
         let call = Call::Whole(Box::default(), sender);
         let _in_flight = self.0.send(call, uri, headers, body, true).await?;
-        response.await.map_err(|_| match self.is_closed() {
-            true => LeanError::Closed,
-            false => LeanError::Reset,
-        })
+        response.await.unwrap_or(Err(LeanError::Closed))
     }
 
     /// Sends a POST whose body begins with `body`, and returns the parts of its response. More of the body may follow, unless it
     /// `is_whole`.
     ///
     /// # Errors
-    /// [`LeanError`]
+    /// [`LeanError`]; nothing was sent then.
     pub(crate) async fn begin(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
         body: &[u8],
         is_whole: bool,
-    ) -> Result<(InFlightCall, mpsc::Receiver<Event>), LeanError> {
+    ) -> Result<(InFlightCall, mpsc::Receiver<Result<Event, LeanError>>), LeanError> {
         let (sender, parts) = mpsc::channel(MAX_UNREAD_PARTS);
         let sent = self.0.send(Call::Parts(sender), uri, headers, body, is_whole);
         Ok((sent.await?, parts))
@@ -229,13 +237,14 @@ impl Shared {
         is_whole: bool,
     ) -> Result<InFlightCall, LeanError> {
         let block = head::encode(uri, headers);
-        let in_flight = {
+        let (in_flight, is_direct) = {
             let mut state = self.state.lock();
             if self.is_closed() || state.next_stream >= LAST_STREAM {
                 return Err(LeanError::Closed);
             }
-            if block.len() > MAX_PAYLOAD_BYTES {
-                return Err(LeanError::TooLong);
+            let max_calls = state.max_calls.unwrap_or(FIRST_CALLS);
+            if block.len() > MAX_PAYLOAD_BYTES || state.calls.len() >= max_calls {
+                return Err(LeanError::Full);
             }
             let stream = state.next_stream;
             state.reserve_window(body.len())?;
@@ -243,12 +252,17 @@ impl Shared {
             frame::put_headers(&mut state.write, stream, &block);
             frame::put_data(&mut state.write, stream, body, is_whole);
             state.calls.insert(stream, call);
-            InFlightCall {
+            let in_flight = InFlightCall {
                 shared: Arc::clone(self),
                 stream,
-            }
+            };
+            (in_flight, state.calls.len() <= MAX_DIRECT_CALLS)
         };
-        self.write_now().await;
+        if is_direct {
+            self.write_now().await;
+        } else {
+            self.unwritten.notify_one();
+        }
         Ok(in_flight)
     }
 
@@ -263,8 +277,7 @@ impl Shared {
         }
     }
 
-    async fn drive(self: Arc<Self>, mut reader: ReadHalf<Stream>) -> LeanError {
-        let _close = CloseOnDrop(&self);
+    async fn drive(&self, mut reader: ReadHalf<Stream>) -> LeanError {
         tokio::select! {
             () = self.unused.cancelled() => LeanError::Closed,
             result = self.read(&mut reader) => match result {
@@ -314,11 +327,13 @@ impl Shared {
         loop {
             poll_fn(|context| self.state.lock().poll_write(context)).await?;
             self.unwritten.notified().await;
+            // What other tasks are about to send leaves in the same write.
+            tokio::task::yield_now().await;
         }
     }
 
     async fn read(&self, reader: &mut ReadHalf<Stream>) -> Result<Infallible, LeanError> {
-        let mut read = BytesMut::new();
+        let (mut read, mut frames) = (BytesMut::new(), FrameReader::default());
         loop {
             read.reserve(READ_BYTES);
             if reader.read_buf(&mut read).await? == 0 {
@@ -327,7 +342,7 @@ impl Shared {
             self.reads.fetch_add(1, Ordering::Relaxed);
             let mut state = self.state.lock();
             let unwritten = state.write.len();
-            while let Some(frame) = next_frame(&mut read)? {
+            while let Some(frame) = frames.next(&mut read)? {
                 state.apply(frame)?;
             }
             if state.write.len() > unwritten {
@@ -392,13 +407,13 @@ impl State {
 
     /// Takes `bytes` from the windows.
     fn reserve_window(&mut self, bytes: usize) -> Result<(), LeanError> {
-        let counted = i64::try_from(bytes).map_err(|_| LeanError::TooLong)?;
+        let counted = i64::try_from(bytes).map_err(|_| LeanError::Full)?;
         let fits = bytes <= MAX_PAYLOAD_BYTES
             && counted <= i64::from(self.stream_window_bytes)
             && counted <= self.window_bytes
             && self.write.len() <= MAX_WRITE_BYTES;
         if !fits {
-            return Err(LeanError::TooLong);
+            return Err(LeanError::Full);
         }
         self.window_bytes -= counted;
         Ok(())
@@ -407,19 +422,27 @@ impl State {
     fn apply(&mut self, frame: Frame) -> Result<(), LeanError> {
         match frame {
             Frame::Settings(settings) => {
+                let mut max_calls = self.max_calls.unwrap_or(usize::MAX);
                 for (name, value) in settings {
-                    if name == frame::INITIAL_WINDOW_SIZE {
-                        self.stream_window_bytes = value;
+                    match name {
+                        frame::INITIAL_WINDOW_SIZE => self.stream_window_bytes = value,
+                        frame::MAX_CONCURRENT_STREAMS => max_calls = value as usize,
+                        _ => {}
                     }
                 }
+                self.max_calls = Some(max_calls);
                 frame::put_settings_ack(&mut self.write);
             }
             Frame::Ping(data) => frame::put_ping_ack(&mut self.ping_acks, &data),
             Frame::WindowUpdate { stream: 0, increment } => self.window_bytes += i64::from(increment),
             Frame::WindowUpdate { .. } | Frame::Ignored => {}
-            Frame::Reset { stream } => {
-                // The call ends without a response.
-                self.calls.remove(&stream);
+            Frame::Reset { stream, reason } => {
+                let error = LeanError::Reset(h2::Reason::from(reason).into());
+                match self.calls.remove(&stream) {
+                    Some(Call::Whole(_, sender)) => drop(sender.send(Err(error))),
+                    Some(Call::Parts(parts)) => drop(parts.try_send(Err(error))),
+                    None => {}
+                }
             }
             Frame::GoAway { last_stream } => {
                 self.is_leaving = true;
@@ -469,7 +492,7 @@ impl State {
         match self.calls.get_mut(&stream) {
             None => return Ok(()),
             Some(Call::Parts(parts)) => {
-                if parts.try_send(event).is_err() {
+                if parts.try_send(Ok(event)).is_err() {
                     // Its reader is too slow, or has given up.
                     self.calls.remove(&stream);
                     frame::put_cancel(&mut self.write, stream);
@@ -483,7 +506,7 @@ impl State {
             }
         }
         if is_last && let Some(Call::Whole(incomplete, sender)) = self.calls.remove(&stream) {
-            let _ = sender.send(incomplete.whole()?);
+            let _ = sender.send(Ok(incomplete.whole()?));
         }
         Ok(())
     }

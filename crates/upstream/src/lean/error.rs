@@ -7,14 +7,15 @@ use std::io;
 pub(crate) enum LeanError {
     #[error("the connection is closed")]
     Closed,
-    #[error("etcd has reset the call")]
-    Reset,
+    /// With the server's reason, as hyper has it.
+    #[error("reset by the server: {0}")]
+    Reset(#[source] h2::Error),
     #[error("the peer does not respond")]
     Unresponsive,
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("the request is too long")]
-    TooLong,
+    #[error("the request is too long, or too many are in flight")]
+    Full,
     #[error("the peer has sent {0}")]
     Unexpected(&'static str),
 }

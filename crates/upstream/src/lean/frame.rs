@@ -2,12 +2,15 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
+use super::client::MAX_SHORT_BYTES;
 use super::error::LeanError;
 
 /// Bytes in front of the payload of each frame.
 const PREFIX_BYTES: usize = 9;
 /// Bound on a payload: the default of HTTP/2, which this client does not raise.
-pub(super) const MAX_PAYLOAD_BYTES: usize = 16 << 10;
+pub(super) const MAX_PAYLOAD_BYTES: usize = MAX_SHORT_BYTES;
+/// Bound on a block of headers that takes several frames.
+const MAX_BLOCK_BYTES: usize = 256 << 10;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -32,6 +35,8 @@ const CANCEL: u32 = 8;
 pub(super) const HEADER_TABLE_SIZE: u16 = 1;
 /// `SETTINGS_ENABLE_PUSH`
 pub(super) const ENABLE_PUSH: u16 = 2;
+/// `SETTINGS_MAX_CONCURRENT_STREAMS`
+pub(super) const MAX_CONCURRENT_STREAMS: u16 = 3;
 /// `SETTINGS_INITIAL_WINDOW_SIZE`
 pub(super) const INITIAL_WINDOW_SIZE: u16 = 4;
 
@@ -60,6 +65,8 @@ pub(super) enum Frame {
     /// The end of a call without a response.
     Reset {
         stream: u32,
+        /// The server's error code.
+        reason: u32,
     },
     /// The server takes no calls any more, and answers those up to this one.
     GoAway {
@@ -69,11 +76,91 @@ pub(super) enum Frame {
     Ignored,
 }
 
-/// Takes the first frame off `read`; `None` if it is not complete yet.
-///
-/// # Errors
-/// [`LeanError`] for what the server of an endpoint does not send: the connection must not be used any more.
-pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError> {
+/// A block of headers that other frames continue.
+#[derive(Debug)]
+struct BegunBlock {
+    stream: u32,
+    block: BytesMut,
+    is_last: bool,
+}
+
+/// Reads frames, and makes one of those that a block of headers takes.
+#[derive(Debug, Default)]
+pub(super) struct FrameReader {
+    begun: Option<BegunBlock>,
+}
+
+impl FrameReader {
+    /// Takes the first frame off `read`; `None` if it is not complete yet.
+    ///
+    /// # Errors
+    /// [`LeanError`] for what the server of an endpoint does not send: the connection must not be used any more.
+    pub(super) fn next(&mut self, read: &mut BytesMut) -> Result<Option<Frame>, LeanError> {
+        loop {
+            let frame = match next_piece(read)? {
+                None => return Ok(None),
+                Some(Piece::Frame(frame)) if self.begun.is_none() => frame,
+                Some(Piece::BlockBegins {
+                    stream,
+                    block,
+                    is_last,
+                }) if self.begun.is_none() => {
+                    let block = BytesMut::from(&block[..]);
+                    self.begun = Some(BegunBlock {
+                        stream,
+                        block,
+                        is_last,
+                    });
+                    continue;
+                }
+                Some(Piece::BlockContinues {
+                    stream,
+                    block,
+                    is_whole,
+                }) => match self.begun.take() {
+                    Some(mut begun) if begun.stream == stream => {
+                        begun.block.extend_from_slice(&block);
+                        if begun.block.len() > MAX_BLOCK_BYTES {
+                            return Err(LeanError::Unexpected("headers that are too long"));
+                        }
+                        if !is_whole {
+                            self.begun = Some(begun);
+                            continue;
+                        }
+                        Frame::Headers {
+                            stream,
+                            block: begun.block.freeze(),
+                            is_last: begun.is_last,
+                        }
+                    }
+                    _ => return Err(LeanError::Unexpected("the rest of headers that have not begun")),
+                },
+                Some(Piece::Frame(_) | Piece::BlockBegins { .. }) => {
+                    return Err(LeanError::Unexpected("another frame within headers"));
+                }
+            };
+            return Ok(Some(frame));
+        }
+    }
+}
+
+/// A frame, or a part of a block of headers that takes several.
+enum Piece {
+    Frame(Frame),
+    BlockBegins {
+        stream: u32,
+        block: Bytes,
+        is_last: bool,
+    },
+    BlockContinues {
+        stream: u32,
+        block: Bytes,
+        is_whole: bool,
+    },
+}
+
+/// Takes the first piece off `read`; `None` if it is not complete yet.
+fn next_piece(read: &mut BytesMut) -> Result<Option<Piece>, LeanError> {
     let Some(prefix) = read.first_chunk::<PREFIX_BYTES>() else {
         return Ok(None);
     };
@@ -89,18 +176,36 @@ pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError
     read.advance(PREFIX_BYTES);
     let mut payload = read.split_to(length).freeze();
     let has = |flag: u8| flags & flag != 0;
-    Ok(Some(match kind {
+    Ok(Some(Piece::Frame(match kind {
         DATA => Frame::Data {
             stream,
             bytes: unpadded(&mut payload, has(PADDED), 0)?,
             window_bytes: u32::try_from(length).unwrap_or(u32::MAX),
             is_last: has(END_STREAM),
         },
-        HEADERS if has(END_HEADERS) => Frame::Headers {
-            stream,
-            block: unpadded(&mut payload, has(PADDED), if has(WITH_PRIORITY) { 5 } else { 0 })?,
-            is_last: has(END_STREAM),
-        },
+        HEADERS => {
+            let block = unpadded(&mut payload, has(PADDED), if has(WITH_PRIORITY) { 5 } else { 0 })?;
+            let is_last = has(END_STREAM);
+            if !has(END_HEADERS) {
+                return Ok(Some(Piece::BlockBegins {
+                    stream,
+                    block,
+                    is_last,
+                }));
+            }
+            Frame::Headers {
+                stream,
+                block,
+                is_last,
+            }
+        }
+        CONTINUATION => {
+            return Ok(Some(Piece::BlockContinues {
+                stream,
+                block: payload,
+                is_whole: has(END_HEADERS),
+            }));
+        }
         SETTINGS | PING if stream != 0 => {
             return Err(LeanError::Unexpected("settings or a ping of a stream"));
         }
@@ -120,18 +225,20 @@ pub(super) fn next_frame(read: &mut BytesMut) -> Result<Option<Frame>, LeanError
             stream,
             increment: payload.get_u32() & (u32::MAX >> 1),
         },
-        RST_STREAM if length == 4 => Frame::Reset { stream },
+        RST_STREAM if length == 4 => Frame::Reset {
+            stream,
+            reason: payload.get_u32(),
+        },
         GOAWAY if length >= 8 => Frame::GoAway {
             last_stream: payload.get_u32() & (u32::MAX >> 1),
         },
-        HEADERS | CONTINUATION => return Err(LeanError::Unexpected("headers in several frames")),
         PUSH_PROMISE => return Err(LeanError::Unexpected("a push")),
         SETTINGS | PING | WINDOW_UPDATE | RST_STREAM | GOAWAY => {
             return Err(LeanError::Unexpected("a frame of the wrong length"));
         }
         // RFC 9113, section 5.5: frames of other kinds have to be ignored.
         _ => Frame::Ignored,
-    }))
+    })))
 }
 
 /// `payload` without its padding, and without `skipped` bytes that come before its contents.

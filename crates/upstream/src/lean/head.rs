@@ -99,7 +99,8 @@ pub(super) fn encode(uri: &Uri, headers: &HeaderMap) -> BytesMut {
     block.put_slice(&[0x80 | METHOD_POST, 0x80 | scheme]);
     // Literals without indexing: of a name in the table, or of a name of its own.
     block.put_u8(PATH);
-    put_string(&mut block, uri.path().as_bytes());
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    put_string(&mut block, path.as_bytes());
     block.put_u8(AUTHORITY);
     put_string(
         &mut block,

@@ -16,7 +16,7 @@ use crate::outgoing::BoxError;
 /// The body of a response that is read as it arrives, while the request's body may still be sent.
 pub(crate) struct Parts {
     call: InFlightCall,
-    parts: mpsc::Receiver<Event>,
+    parts: mpsc::Receiver<Result<Event, LeanError>>,
     /// The rest of the request's body.
     request: Option<tonic::body::Body>,
     read: ReadBytes,
@@ -38,7 +38,7 @@ impl Parts {
     /// [`LeanError`], and those of `rest`.
     pub(crate) async fn response(
         call: InFlightCall,
-        parts: mpsc::Receiver<Event>,
+        parts: mpsc::Receiver<Result<Event, LeanError>>,
         rest: Option<tonic::body::Body>,
     ) -> Result<Response<Parts>, BoxError> {
         let mut parts = Parts {
@@ -79,7 +79,8 @@ impl Parts {
                 Poll::Pending => break,
             }
         }
-        self.parts.poll_recv(context).map(Ok)
+        let event = ready!(self.parts.poll_recv(context)).transpose();
+        Poll::Ready(event.map_err(Into::into))
     }
 }
 
@@ -119,5 +120,9 @@ impl Body for Parts {
                 Err(error)
             }
         }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.has_ended
     }
 }

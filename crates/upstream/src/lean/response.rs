@@ -7,7 +7,7 @@ use super::error::LeanError;
 use super::head::Head;
 
 /// Window of each stream: bytes that a response may have before it is read.
-pub(super) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Bound on a response that is read as a whole.
 const MAX_WHOLE_BYTES: usize = 64 << 20;
 

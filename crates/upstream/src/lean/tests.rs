@@ -1,6 +1,7 @@
 //! Calls to hyper's server, and to a peer that a test scripts frame by frame.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -9,7 +10,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpStream;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
@@ -29,6 +30,7 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -66,11 +68,8 @@ impl Peer {
         assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
         let (kind, flags, stream, settings) = peer.frame().await;
         assert_eq!((kind, flags, stream), (SETTINGS, 0, 0));
-        // No dynamic table, no pushes, and a window of 1 MiB.
-        assert_eq!(
-            settings,
-            [0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 4, 0, 0x10, 0, 0]
-        );
+        // No dynamic table, no pushes, and a window of 64 KiB.
+        assert_eq!(settings, [0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0]);
         assert_eq!(peer.frame().await.0, WINDOW_UPDATE);
         (peer, lean, end)
     }
@@ -209,7 +208,7 @@ async fn settings_and_pings_are_acknowledged_and_settings_kept() {
     };
     beside(call(&lean, b"abc"), playing).await.unwrap();
     // The settings allow three bytes.
-    assert!(matches!(call(&lean, b"abcd").await, Err(LeanError::TooLong)));
+    assert!(matches!(call(&lean, b"abcd").await, Err(LeanError::Full)));
     assert!(!lean.is_closed());
 }
 
@@ -224,7 +223,7 @@ async fn window_of_the_connection_is_kept() {
         beside(call(&lean, &[0; 16_384]), playing).await.unwrap();
     }
     // 65,535 − 3 × 16,384 bytes are left.
-    assert!(matches!(call(&lean, &[0; 16_384]).await, Err(LeanError::TooLong)));
+    assert!(matches!(call(&lean, &[0; 16_384]).await, Err(LeanError::Full)));
     peer.send(WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1]).await;
     peer.send(PING, 0, 0, &[0; 8]).await;
     assert_eq!(peer.frame().await.0, PING);
@@ -264,8 +263,26 @@ async fn what_is_not_expected_ends_the_connection() {
         // Of a stream that was not opened, or before a head.
         end_after(async |peer, stream| peer.answer(stream + 2, b"").await).await,
         end_after(async |peer, stream| peer.send(DATA, END_STREAM, stream, b"?").await).await,
-        // Headers that another frame continues, that are damaged, or that refer to a dynamic table.
-        end_after(async |peer, stream| peer.send(HEADERS, 0, stream, &OK).await).await,
+        // Headers within headers, the rest of others or of none, and more than is kept of them.
+        end_after(async |peer, stream| {
+            peer.send(HEADERS, 0, stream, &OK).await;
+            peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+        })
+        .await,
+        end_after(async |peer, stream| {
+            peer.send(HEADERS, 0, stream, &OK).await;
+            peer.send(CONTINUATION, END_HEADERS, stream + 2, b"").await;
+        })
+        .await,
+        end_after(async |peer, stream| peer.send(CONTINUATION, END_HEADERS, stream, &OK).await).await,
+        end_after(async |peer, stream| {
+            peer.send(HEADERS, 0, stream, &OK).await;
+            for _ in 0..17 {
+                peer.send(CONTINUATION, 0, stream, &[0x88; 16_384]).await;
+            }
+        })
+        .await,
+        // Headers that are damaged, or that refer to a dynamic table.
         end_after(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, b"\0\x7f").await).await,
         end_after(async |peer, stream| peer.send(HEADERS, END_HEADERS, stream, &[0xbe]).await).await,
         end_after(async |peer, stream| {
@@ -329,8 +346,84 @@ async fn call_that_is_reset_fails_and_others_continue() {
         peer.answer(second, b"").await;
     };
     let (first, second, ()) = tokio::join!(call(&lean, b""), call(&lean, b""), playing);
-    assert!(matches!(first, Err(LeanError::Reset)), "{first:?}");
+    let reset = |error: LeanError| match error {
+        LeanError::Reset(reason) => reason.reason(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reset(first.unwrap_err()), Some(h2::Reason::INTERNAL_ERROR));
     second.unwrap();
+
+    // One whose response is read in parts.
+    let (in_flight, parts) = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
+    let stream = peer.request().await;
+    peer.send(RST_STREAM, 0, stream, &[0, 0, 0, 7]).await;
+    let error = Parts::response(in_flight, parts, None).await.unwrap_err();
+    let error = error.downcast::<LeanError>().unwrap();
+    assert_eq!(reset(*error), Some(h2::Reason::REFUSED_STREAM));
+}
+
+#[tokio::test]
+async fn headers_in_several_frames_are_one_block() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let long = "x".repeat(16_384);
+    let playing = async {
+        let stream = peer.request().await;
+        // The value is divided: 16,384 = 127 + 1 + (127 << 7).
+        peer.send(HEADERS, END_STREAM, stream, b"\x88\0\x01a\x7f\x81\x7f")
+            .await;
+        peer.send(CONTINUATION, 0, stream, &long.as_bytes()[..1]).await;
+        peer.send(CONTINUATION, END_HEADERS, stream, &long.as_bytes()[1..])
+            .await;
+    };
+    let response = beside(call(&lean, b""), playing).await.unwrap();
+    assert_eq!(response.headers()["a"], long);
+}
+
+#[tokio::test]
+async fn server_gets_no_more_calls_at_once_than_it_takes() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    peer.send(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 1]).await;
+    assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
+    let playing = async {
+        let stream = peer.request().await;
+        assert!(matches!(call(&lean, b"").await, Err(LeanError::Full)));
+        peer.answer(stream, b"").await;
+    };
+    beside(call(&lean, b""), playing).await.unwrap();
+    let playing = async {
+        let stream = peer.request().await;
+        peer.answer(stream, b"").await;
+    };
+    beside(call(&lean, b""), playing).await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_of_many_calls_are_written_by_the_driver() {
+    let (mut peer, lean, _end) = Peer::new().await;
+    let (lean, mut calls) = (Arc::new(lean), JoinSet::new());
+    for number in 0..50 {
+        let lean = Arc::clone(&lean);
+        calls.spawn(async move {
+            let response = call(&lean, &[number]).await.unwrap();
+            (number, response.into_body().0[0])
+        });
+    }
+    // Each answer is its request.
+    let mut requests = Vec::new();
+    while requests.len() < 50 {
+        if let (DATA, END_STREAM, stream, body) = peer.frame().await {
+            requests.push((stream, body));
+        }
+    }
+    for (stream, body) in requests {
+        peer.answer(stream, &body).await;
+    }
+    let answers = calls.join_all().await;
+    assert_eq!(answers.len(), 50);
+    assert!(
+        answers.iter().all(|(sent, received)| sent == received),
+        "{answers:?}"
+    );
 }
 
 /// A response that is longer than the window of its stream, of one call that is read as a whole and of one in parts.
@@ -343,8 +436,10 @@ async fn windows_of_long_responses_are_raised() {
         for _ in 0..32 {
             peer.send(DATA, 0, stream, &[1; 16_384]).await;
         }
-        let raised = peer.frame().await;
-        assert_eq!(raised, (WINDOW_UPDATE, 0, stream, vec![0, 8, 0, 0]));
+        for _ in 0..16 {
+            let raised = peer.frame().await;
+            assert_eq!(raised, (WINDOW_UPDATE, 0, stream, vec![0, 0, 0x80, 0]));
+        }
         peer.send(DATA, END_STREAM, stream, b"").await;
     };
     let response = beside(call(&lean, b""), playing).await.unwrap();
