@@ -218,7 +218,7 @@ mod tests {
     const BASE: Duration = Duration::from_micros(300);
     const STEP: Duration = Duration::from_millis(1);
 
-    /// Bytes that a load lets etcd send ahead, as its receive window does.
+    /// Bytes that a load lets etcd send ahead in a step: four receive windows, as a step has several round trips.
     const WINDOW: f64 = 1e6;
 
     /// A load that measures the server itself.
