@@ -437,13 +437,10 @@ impl Connection {
         lean: &Lean,
         request: Request<Outgoing>,
     ) -> Result<Response<Parts>, SendFailure> {
-        let (parts, outgoing) = request.into_parts();
-        let body = match outgoing.into_whole() {
-            Ok(body) => body,
-            Err(outgoing) => {
-                let request = Request::from_parts(parts, outgoing);
-                return Err(SendFailure::Full(Box::new(request)));
-            }
+        let (parts, mut outgoing) = request.into_parts();
+        let Some(body) = outgoing.take_whole() else {
+            let request = Request::from_parts(parts, outgoing);
+            return Err(SendFailure::Full(Box::new(request)));
         };
         match lean.begin(&parts.uri, &parts.headers, &body, true).await {
             Ok((call, events)) => {

@@ -213,15 +213,10 @@ impl Outgoing {
         }
     }
 
-    /// All of the body, if it has been received.
-    ///
-    /// # Errors
-    /// The body itself, if there may be more of it.
-    pub(crate) fn into_whole(mut self) -> Result<Bytes, Outgoing> {
-        if self.gate.is_some() || !self.has_no_rest() {
-            return Err(self);
-        }
-        Ok(self.kept.take().unwrap_or_default())
+    /// Takes all of the body; `None` if there may be more than has been received, or if it waits for a turn.
+    pub(crate) fn take_whole(&mut self) -> Option<Bytes> {
+        let is_whole = self.gate.is_none() && self.has_no_rest();
+        is_whole.then(|| self.kept.take().unwrap_or_default())
     }
 
     /// Whether nothing comes after the kept bytes.
@@ -463,13 +458,13 @@ mod tests {
         ] {
             let mut body = in_pieces(pieces, ends);
             assert_eq!(body.is_short(max_bytes).await.unwrap(), expected, "{pieces:?}");
-            match body.into_whole() {
-                Ok(whole) => assert!(ends && whole == pieces.concat()),
-                Err(mut rest) => {
+            match body.take_whole() {
+                Some(whole) => assert!(ends && whole == pieces.concat()),
+                None => {
                     // Nothing is lost.
                     let mut received = Vec::new();
                     while received.len() < pieces.concat().len() {
-                        let frame = rest.frame().await.unwrap().unwrap();
+                        let frame = body.frame().await.unwrap().unwrap();
                         received.extend_from_slice(&frame.into_data().unwrap());
                     }
                     assert!(!expected && received == pieces.concat().as_bytes());
@@ -496,14 +491,15 @@ mod tests {
         let body = StreamBody::new(tonic::codegen::tokio_stream::iter(frames));
         let mut body = Outgoing::tonic(tonic::body::Body::new(body));
         assert!(!body.is_short(3).await.unwrap());
-        let collected = body.into_whole().unwrap_err().collect().await.unwrap();
+        assert!(body.take_whole().is_none());
+        let collected = body.collect().await.unwrap();
         assert_eq!(collected.trailers().unwrap()["age"], "7");
         assert_eq!(collected.to_bytes(), "abc");
     }
 
     #[tokio::test]
     async fn body_that_waits_for_a_turn_is_not_taken_as_a_whole() {
-        let gated = Outgoing::whole(Bytes::from_static(b"abc")).gated(std::future::pending());
-        assert!(gated.into_whole().is_err());
+        let mut gated = Outgoing::whole(Bytes::from_static(b"abc")).gated(std::future::pending());
+        assert!(gated.take_whole().is_none());
     }
 }

@@ -69,7 +69,7 @@ pub(super) async fn forward_with_effect(
                 data.extend_from_slice(&piece)
             }
             Ok(_) => break,
-            Err(error) => return SendError::Lost(error.into()).into_result(content_type),
+            Err(error) => return SendError::Lost(error).into_result(content_type),
         }
     }
     let trailers = reader.into_trailers();

@@ -285,7 +285,7 @@ impl EtcdStream {
                 },
                 Poll::Ready(None) => return Poll::Ready(interrupted()),
                 Poll::Ready(Some(Err(error))) if self.is_in_message() => {
-                    return Poll::Ready(StreamStep::Abort(error.into()));
+                    return Poll::Ready(StreamStep::Abort(error));
                 }
                 Poll::Ready(Some(Err(error))) => {
                     let status = Status::ConnectionLost(error.to_string());

@@ -33,8 +33,6 @@ use rangecache_base::net::Stream;
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bound on the body of a request: one frame of HTTP/2's default length.
-pub const MAX_SHORT_BYTES: usize = 16 << 10;
 /// Largest window of HTTP/2.
 const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Windows before any settings.

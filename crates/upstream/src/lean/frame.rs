@@ -2,13 +2,12 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use super::client::MAX_SHORT_BYTES;
 use super::error::LeanError;
 
 /// Bytes in front of the payload of each frame.
 const PREFIX_BYTES: usize = 9;
 /// Bound on a payload: the default of HTTP/2, which this client does not raise.
-pub(super) const MAX_PAYLOAD_BYTES: usize = MAX_SHORT_BYTES;
+pub const MAX_PAYLOAD_BYTES: usize = 16 << 10;
 /// Bound on a block of headers that takes several frames.
 const MAX_BLOCK_BYTES: usize = 256 << 10;
 

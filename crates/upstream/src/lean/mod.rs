@@ -28,8 +28,9 @@ mod response;
 mod tests;
 mod unary;
 
-pub use client::MAX_SHORT_BYTES;
 pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 pub(super) use error::LeanError;
+/// Bound on the body of a request: one frame.
+pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;
 pub(super) use parts::Parts;
 pub(super) use unary::unary_message;
