@@ -121,6 +121,8 @@ impl FakeEtcd {
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
+                // As etcd does.
+                stream.set_nodelay(true).unwrap();
                 let (scripts, seen, added) = (scripts.clone(), Arc::clone(&seen), added.clone());
                 connections += 1;
                 let connection = connections;

@@ -39,7 +39,7 @@ const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 const DEFAULT_WINDOW_BYTES: u32 = (1 << 16) - 1;
 /// Bytes of all responses after which the window of the connection is raised again.
 const WINDOW_UPDATE_BYTES: u32 = 1 << 30;
-/// The last stream of a connection; the next call is on a new one.
+/// The last stream of a connection, which ends with it: the next call is on a new one.
 const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
 /// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
 /// and idle ones that ping at all.
@@ -50,6 +50,8 @@ pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_UNREAD_PARTS: usize = 4_096;
 /// Bound on what waits to be written.
 const MAX_WRITE_BYTES: usize = 1 << 20;
+/// Part of it that requests may have: a socket that takes nothing must not end the connection because of them.
+const MAX_REQUEST_BYTES: usize = MAX_WRITE_BYTES / 2;
 /// Calls in flight up to which each writes its own request: with more, one write for several costs less.
 const MAX_DIRECT_CALLS: usize = 2;
 /// Calls in flight before the server has told how many it takes.
@@ -180,6 +182,12 @@ impl Lean {
         (Lean(shared), async move { driven.0.drive(reader).await })
     }
 
+    /// As if all streams but the last one had been used.
+    #[cfg(test)]
+    pub(super) fn skip_streams(&self) {
+        self.0.state.lock().next_stream = LAST_STREAM;
+    }
+
     /// Whether no call can be made any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
@@ -237,7 +245,7 @@ impl Shared {
         let block = head::encode(uri, headers);
         let (in_flight, is_direct) = {
             let mut state = self.state.lock();
-            if self.is_closed() || state.next_stream >= LAST_STREAM {
+            if self.is_closed() {
                 return Err(LeanError::Closed);
             }
             let max_calls = state.max_calls.unwrap_or(FIRST_CALLS);
@@ -246,7 +254,11 @@ impl Shared {
             }
             let stream = state.next_stream;
             state.reserve_window(body.len())?;
-            state.next_stream += 2;
+            state.next_stream = stream + 2;
+            if stream == LAST_STREAM {
+                state.is_leaving = true;
+                self.closed.cancel();
+            }
             frame::put_headers(&mut state.write, stream, &block);
             frame::put_data(&mut state.write, stream, body, is_whole);
             state.calls.insert(stream, call);
@@ -409,7 +421,7 @@ impl State {
         let fits = bytes <= MAX_PAYLOAD_BYTES
             && counted <= i64::from(self.stream_window_bytes)
             && counted <= self.window_bytes
-            && self.write.len() <= MAX_WRITE_BYTES;
+            && self.write.len() <= MAX_REQUEST_BYTES;
         if !fits {
             return Err(LeanError::Full);
         }

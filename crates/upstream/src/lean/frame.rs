@@ -8,8 +8,8 @@ use super::error::LeanError;
 const PREFIX_BYTES: usize = 9;
 /// Bound on a payload: the default of HTTP/2, which this client does not raise.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 10;
-/// Bound on a block of headers that takes several frames.
-const MAX_BLOCK_BYTES: usize = 256 << 10;
+/// Bound on a block of headers that takes several frames: that of the other client.
+const MAX_BLOCK_BYTES: usize = 1 << 20;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

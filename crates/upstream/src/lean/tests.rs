@@ -146,6 +146,7 @@ async fn calls_to_hypers_server_are_answered_on_one_connection() {
     .await;
     let address = etcd.url.authority().to_string();
     let stream = TcpStream::connect(address).await.unwrap();
+    stream.set_nodelay(true).unwrap();
     let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)));
     let driver = tokio::spawn(driver);
     for size in sizes.iter().cycle().take(200).copied() {
@@ -277,7 +278,7 @@ async fn what_is_not_expected_ends_the_connection() {
         end_after(async |peer, stream| peer.send(CONTINUATION, END_HEADERS, stream, &OK).await).await,
         end_after(async |peer, stream| {
             peer.send(HEADERS, 0, stream, &OK).await;
-            for _ in 0..17 {
+            for _ in 0..65 {
                 peer.send(CONTINUATION, 0, stream, &[0x88; 16_384]).await;
             }
         })
@@ -360,6 +361,21 @@ async fn call_that_is_reset_fails_and_others_continue() {
     let error = Parts::response(in_flight, parts, None).await.unwrap_err();
     let error = error.downcast::<LeanError>().unwrap();
     assert_eq!(reset(*error), Some(h2::Reason::REFUSED_STREAM));
+}
+
+#[tokio::test]
+async fn connection_ends_with_its_last_stream() {
+    let (mut peer, lean, end) = Peer::new().await;
+    lean.skip_streams();
+    let playing = async {
+        assert_eq!(peer.request().await, u32::MAX >> 1);
+        assert!(lean.is_closed());
+        peer.answer(u32::MAX >> 1, b"answer").await;
+    };
+    let response = beside(call(&lean, b""), playing).await.unwrap();
+    assert_eq!(response.into_body().0, b"answer"[..]);
+    assert!(matches!(call(&lean, b"").await, Err(LeanError::Closed)));
+    assert!(matches!(end.await.unwrap(), LeanError::Closed));
 }
 
 #[tokio::test]
