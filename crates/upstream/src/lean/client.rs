@@ -182,7 +182,7 @@ impl Lean {
         (Lean(shared), async move { driven.0.drive(reader).await })
     }
 
-    /// As if all streams but the last one had been used.
+    /// Skips all streams but the last one.
     #[cfg(test)]
     pub(super) fn skip_streams(&self) {
         self.0.state.lock().next_stream = LAST_STREAM;
