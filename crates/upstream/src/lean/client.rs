@@ -327,6 +327,8 @@ impl Shared {
             let reads = self.reads.load(Ordering::Relaxed);
             self.unwritten.notify_one();
             tokio::time::sleep(PING_TIMEOUT).await;
+            // What has arrived is read first: this process itself may have had no processor.
+            tokio::task::yield_now().await;
             if self.reads.load(Ordering::Relaxed) == reads {
                 return LeanError::Unresponsive;
             }
