@@ -1,6 +1,7 @@
 //! Classes of connections.
 
-use super::connection::{Client, ReceiveWindow};
+use super::connection::Client;
+use super::window::ReceiveWindow;
 use etcd_wire::grpc::Method;
 
 /// Connections that a call may use. Calls of different classes never share a connection, so that a long response or a

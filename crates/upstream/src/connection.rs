@@ -29,6 +29,7 @@ use super::credentials::Credentials;
 use super::error::ConnectError;
 use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
+use super::window::ReceiveWindow;
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
 use etcd_wire::grpc::frame::framed;
@@ -45,25 +46,6 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 const STATUS_ATTEMPTS: u32 = 16;
 /// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
-
-/// Receive windows of a connection, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct ReceiveWindow {
-    /// Window of one stream: the bytes that one slow reader can keep buffered.
-    pub stream: u32,
-}
-
-impl ReceiveWindow {
-    /// For streams, and for responses of any length, that are forwarded unchanged.
-    pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
-    /// For calls of which many are in flight at once, and whose responses are short.
-    pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
-    /// For the connection of one feed, which is always read.
-    pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
-    /// For the connection of one load, which is read at a rate: etcd sends no more than this ahead of it, in bursts of half of it
-    /// for which its other clients wait. Over a network whose round trip takes a millisecond a load reads 256 MB/s at most.
-    pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
-}
 
 /// The client of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -496,7 +478,7 @@ impl Connection {
             Transport::Hyper(sender) => sender,
             Transport::Lean(lean) => {
                 let response = self.send_short(lean, request).await?;
-                return Ok((response.map(|body| UpstreamBody(Either::Right(body))), guard));
+                return Ok((response.map(UpstreamBody::from), guard));
             }
         };
         match sender.clone().try_send_request(request).await {
@@ -708,6 +690,12 @@ impl From<Incoming> for UpstreamBody {
     }
 }
 
+impl From<Parts> for UpstreamBody {
+    fn from(body: Parts) -> UpstreamBody {
+        UpstreamBody(Either::Right(body))
+    }
+}
+
 /// Whether etcd itself has ended a call with this error: it has reset the stream, and the connection was not lost.
 #[must_use]
 pub fn is_reset(error: &BoxError) -> bool {
@@ -774,7 +762,7 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
                 Transport::Lean(lean) => connection
                     .send_parts(lean, request)
                     .await?
-                    .map(|body| UpstreamBody(Either::Right(body))),
+                    .map(UpstreamBody::from),
                 Transport::Hyper(_) => match connection.send(request.map(Outgoing::tonic)).await {
                     Ok((response, _in_flight)) => response,
                     Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => return Err(error),

@@ -262,10 +262,10 @@ impl Endpoint {
 
     /// Live connections for calls of `class`: short calls go where the others go while there is none for them.
     pub(super) fn usable(&self, class: ConnectionClass) -> impl Iterator<Item = Arc<Connection>> {
-        let is_without = class == ConnectionClass::Short && !self.has_live(class);
-        let others = is_without.then_some(ConnectionClass::Unary);
-        self.live(class)
-            .chain(others.into_iter().flat_map(|class| self.live(class)))
+        let mut live = self.live(class).peekable();
+        let is_without = class == ConnectionClass::Short && live.peek().is_none();
+        let others = is_without.then(|| self.live(ConnectionClass::Unary));
+        live.chain(others.into_iter().flatten())
     }
 
     pub(super) fn version(&self) -> Option<Version> {
@@ -651,8 +651,9 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::{Client, ReceiveWindow};
+    use crate::connection::Client;
     use crate::fake::FakeEtcd;
+    use crate::window::ReceiveWindow;
     use etcd_wire::etcdserverpb::ResponseHeader;
 
     #[tokio::test]

@@ -56,6 +56,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod version;
+mod window;
 
 pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
@@ -68,7 +69,7 @@ pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
 pub use connection::{
-    Channel, Connection, InFlight, ProvenByHub, ReceiveWindow, SendFailure, UpstreamBody, is_reset, open_once,
+    Channel, Connection, InFlight, ProvenByHub, SendFailure, UpstreamBody, is_reset, open_once,
 };
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
@@ -84,3 +85,4 @@ pub use role::Role;
 pub use srv::{SrvError, follow_srv};
 pub use sync::follow_members;
 pub use version::Version;
+pub use window::ReceiveWindow;

@@ -12,9 +12,9 @@ use tokio::time::{Instant, timeout};
 
 use super::calls::members;
 use super::class::ConnectionClass;
-use super::connection::ReceiveWindow;
 use super::endpoint::{EndpointSource, EndpointView};
 use super::pool::Upstream;
+use super::window::ReceiveWindow;
 use etcd_wire::etcdserverpb::Member;
 use rangecache_base::net::{Address, Url};
 

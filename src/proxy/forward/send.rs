@@ -148,19 +148,23 @@ impl Attempts {
             Ok((response, in_flight)) => return Ok(Some(UpstreamResponse { response, in_flight })),
             Err(SendFailure::NotSent(request, error)) => {
                 tracing::debug!(endpoint = %connection.url(), %error, "a call was not sent; trying another connection");
-                let (parts, outgoing) = request.into_parts();
-                self.next.get_or_insert((parts, RequestBody::Once(outgoing)));
+                self.keep(*request);
                 SendError::Lost(error)
             }
             Err(SendFailure::Full(request)) => {
-                let (parts, outgoing) = request.into_parts();
-                self.next.get_or_insert((parts, RequestBody::Once(outgoing)));
+                self.keep(*request);
                 return Ok(None);
             }
             Err(SendFailure::Lost(error)) => SendError::of_connection(error),
         };
         self.pause_after(error).await?;
         Ok(None)
+    }
+
+    /// Keeps a `request` that was not sent, for the next attempt.
+    fn keep(&mut self, request: Request<Outgoing>) {
+        let (parts, outgoing) = request.into_parts();
+        self.next.get_or_insert((parts, RequestBody::Once(outgoing)));
     }
 
     /// Pauses before another attempt, if one is allowed after `error`.

@@ -5,9 +5,10 @@ use http::{HeaderMap, Response};
 
 use super::error::LeanError;
 use super::head::Head;
+use crate::window::ReceiveWindow;
 
-/// Window of each stream: bytes that a response may have before it is read.
-pub(crate) const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// Window of each stream: bytes that a response may have before it is read, as budgets count them.
+pub(super) const STREAM_WINDOW_BYTES: u32 = ReceiveWindow::SMALL.stream;
 /// Bound on a response that is read as a whole.
 const MAX_WHOLE_BYTES: usize = 64 << 20;
 
