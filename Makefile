@@ -189,7 +189,7 @@ chart-reference: go-present ## Write the table of values in charts/rangecache/RE
 .PHONY: test-node
 test-node: $(addprefix $(TOOLS_DIR)/,kube-node pause helm-4 etcd-3.7 node-packages/unpacked) rust-present ## Take the chart's static pod through its life on a true Kubernetes node, in namespaces; needs root and a Debian or Ubuntu
 	$(CARGO) build --locked $(BINARIES)
-	cd tests/node && $(GO) test -count=1 -v -timeout 30m ./...
+	cd tests/node && $(GO) test -count=1 -v -timeout 45m ./...
 
 # Not part of `make test`: kube-apiserver takes minutes to build the first time.
 .PHONY: test-kube

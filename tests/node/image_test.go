@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -92,7 +94,9 @@ func (i image) layer(t *testing.T) []byte {
 		must(t, name, layer.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: mode}))
 	}
 	folder("tmp", 0o1777)
-	for name, source := range i.files {
+	// In one order, so that the image has the same digest on each machine.
+	for _, name := range slices.Sorted(maps.Keys(i.files)) {
+		source := i.files[name]
 		content, err := os.ReadFile(source)
 		must(t, source, err)
 		name = strings.TrimPrefix(name, "/")
@@ -101,7 +105,8 @@ func (i image) layer(t *testing.T) []byte {
 		_, err = io.Copy(layer, bytes.NewReader(content))
 		must(t, name, err)
 	}
-	for name, target := range i.links {
+	for _, name := range slices.Sorted(maps.Keys(i.links)) {
+		target := i.links[name]
 		name = strings.TrimPrefix(name, "/")
 		folder(path.Dir(name), 0o755)
 		must(t, name, layer.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}))

@@ -37,6 +37,8 @@ const (
 // machine is a Linux machine in namespaces of its own, on which kubeadm has made a control plane node.
 type machine struct {
 	folder string
+	// name and address are those of its node.
+	name, address string
 	// digest is that of rangecache's image.
 	digest string
 	client kubernetes.Interface
@@ -67,12 +69,12 @@ func await(t *testing.T, what string, limit time.Duration, done func() error) {
 	}
 }
 
-// newMachine starts a machine with containerd and the images of a node.
-func newMachine(t *testing.T) *machine {
+// newMachine starts a machine with containerd and the images of a node. The number, from 1 on, is the last part of its address.
+func newMachine(t *testing.T, number int) *machine {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "rangecache-node-")
 	must(t, "folder", err)
-	m := &machine{folder: folder}
+	m := &machine{folder: folder, name: fmt.Sprintf("node%d", number), address: fmt.Sprintf("10.99.0.%d", number)}
 	t.Cleanup(func() {
 		if out, err := m.host("machine/stop").CombinedOutput(); err != nil {
 			t.Errorf("the machine cannot be stopped: %v: %s", err, out)
@@ -99,10 +101,12 @@ func newMachine(t *testing.T) *machine {
 	for _, name := range []string{"containerd.toml", "network.conflist"} {
 		content, err := os.ReadFile("machine/" + name)
 		must(t, name, err)
-		must(t, name, os.WriteFile(filepath.Join(folder, name), content, 0o644))
+		text := strings.ReplaceAll(string(content), "MACHINE_NUMBER", fmt.Sprint(number))
+		must(t, name, os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644))
 	}
 
 	start := m.host("machine/start")
+	start.Env = append(start.Env, fmt.Sprintf("MACHINE_NUMBER=%d", number))
 	log, err := os.Create(folder + "/log/machine")
 	must(t, "log", err)
 	defer log.Close()
@@ -265,16 +269,59 @@ while :; do
 done`)
 }
 
-// newNode starts a machine that kubeadm makes a control plane node.
+// newNode starts a machine that kubeadm makes the first control plane node of a cluster.
 func newNode(t *testing.T) *machine {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("namespaces, mounts and control groups of a machine need root")
 	}
-	m := newMachine(t)
-	m.initialize(t)
+	m := newMachine(t, 1)
+	m.configure(t, "init")
+	m.run(t, "kubeadm", "init", "--config", "/run/kubeadm.yaml", "--ignore-preflight-errors=all")
+	m.connect(t)
+	return m
+}
+
+// join starts a second machine, which becomes another control plane node of this one's cluster, and a member of its etcd.
+func (m *machine) join(t *testing.T) *machine {
+	t.Helper()
+	other := newMachine(t, 2)
+	// A cable between the bridges of both machines, laid by the host, which sees both.
+	pids := []string{}
+	for _, machine := range []*machine{m, other} {
+		first, err := os.ReadFile(machine.folder + "/first.pid")
+		must(t, "first.pid", err)
+		pids = append(pids, string(first))
+	}
+	cable := exec.Command("nsenter", "--target", pids[0], "--net", "ip", "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", pids[1])
+	out, err := cable.CombinedOutput()
+	must(t, string(out), err)
+	for _, machine := range []*machine{m, other} {
+		machine.run(t, "ip", "link", "set", "cable", "master", "node0", "up")
+	}
+
+	words := strings.Fields(m.run(t, "kubeadm", "init", "phase", "upload-certs", "--upload-certs"))
+	other.configure(t, "join",
+		"CERTIFICATE_KEY", words[len(words)-1],
+		"TOKEN", strings.TrimSpace(m.run(t, "kubeadm", "token", "create")))
+	other.run(t, "kubeadm", "join", "--config", "/run/kubeadm.yaml", "--ignore-preflight-errors=all")
+	other.connect(t)
+	return other
+}
+
+// connect makes the client of the node's apiserver, and waits until the node is ready.
+func (m *machine) connect(t *testing.T) {
+	t.Helper()
+	access, err := clientcmd.RESTConfigFromKubeConfig([]byte(m.run(t, "cat", "/etc/kubernetes/admin.conf")))
+	must(t, "admin.conf", err)
+	access.Host = "https://" + m.address + ":6443"
+	access.Dial = m.dial
+	access.QPS = -1
+	access.Timeout = requestTimeout
+	m.client, err = kubernetes.NewForConfig(rest.AddUserAgent(access, "node-test"))
+	must(t, "client", err)
 	await(t, "the node", 3*time.Minute, func() error {
-		node, err := m.client.CoreV1().Nodes().Get(t.Context(), "node1", metav1.GetOptions{})
+		node, err := m.client.CoreV1().Nodes().Get(t.Context(), m.name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -285,24 +332,16 @@ func newNode(t *testing.T) *machine {
 		}
 		return fmt.Errorf("not ready: %v", node.Status.Conditions)
 	})
-	return m
 }
 
-// initialize makes the machine a control plane node.
-func (m *machine) initialize(t *testing.T) {
+// configure starts the kubelet, and writes kubeadm's configuration for an action, with words that are replaced.
+func (m *machine) configure(t *testing.T, action string, words ...string) {
 	t.Helper()
-	config, err := os.ReadFile("machine/kubeadm.yaml")
-	must(t, "kubeadm.yaml", err)
-	m.write(t, "/run/kubeadm.yaml", strings.ReplaceAll(string(config), "KUBERNETES_VERSION", version))
+	config, err := os.ReadFile("machine/" + action + ".yaml")
+	must(t, action, err)
+	words = append(words, "KUBERNETES_VERSION", version, "NODE_NAME", m.name, "NODE_ADDRESS", m.address)
+	m.write(t, "/run/kubeadm.yaml", strings.NewReplacer(words...).Replace(string(config)))
 	m.startKubelet(t)
-	m.run(t, "kubeadm", "init", "--config", "/run/kubeadm.yaml", "--ignore-preflight-errors=all")
-	access, err := clientcmd.RESTConfigFromKubeConfig([]byte(m.run(t, "cat", "/etc/kubernetes/admin.conf")))
-	must(t, "admin.conf", err)
-	access.Dial = m.dial
-	access.QPS = -1
-	access.Timeout = requestTimeout
-	m.client, err = kubernetes.NewForConfig(rest.AddUserAgent(access, "node-test"))
-	must(t, "client", err)
 }
 
 // get returns the response of rangecache's port for operators at an address of the machine's networks.

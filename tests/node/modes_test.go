@@ -28,7 +28,7 @@ func TestOtherModes(t *testing.T) {
 		_, err := m.client.CoreV1().Secrets(restricted).Create(t.Context(), secret, metav1.CreateOptions{})
 		must(t, name, err)
 	}
-	m.installAndUpdate(t, restricted, "mode=deployment", "etcd.endpoints={https://10.99.0.10:2379}", "etcd.tls.secretName=client", "listener.tls.secretName=server", "tolerations[0].operator=Exists")
+	m.installAndUpdate(t, restricted, "mode=deployment", "etcd.endpoints={https://"+m.address+":2379}", "etcd.tls.secretName=client", "listener.tls.secretName=server", "tolerations[0].operator=Exists")
 	m.installAndUpdate(t, namespace, "mode=daemonset", "etcd.endpoints={https://127.0.0.1:2379}",
 		"etcd.tls.hostPath="+etcdFiles+",etcd.tls.certFile=healthcheck-client.crt,etcd.tls.keyFile=healthcheck-client.key",
 		"listener.tls.hostPath="+etcdFiles+",listener.tls.certFile=server.crt,listener.tls.keyFile=server.key", "security.runAsUser=0")

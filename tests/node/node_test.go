@@ -159,7 +159,8 @@ func (m *machine) helm(t *testing.T, action string, values ...string) {
 			return err
 		}
 		status := set.Status
-		if status.ObservedGeneration < set.Generation || status.UpdatedNumberScheduled < 1 || status.NumberReady < 1 {
+		nodes := status.DesiredNumberScheduled
+		if status.ObservedGeneration < set.Generation || nodes == 0 || status.UpdatedNumberScheduled < nodes || status.NumberReady < nodes {
 			return fmt.Errorf("the installer is not ready: %+v: %s", status, m.installerSays())
 		}
 		return nil
@@ -274,11 +275,11 @@ func (m *machine) settled(t *testing.T) {
 	})
 }
 
-// restarts checks how often the containers of rangecache were started again.
+// restarts checks how often the container of the node's rangecache was started again.
 func (m *machine) restarts(t *testing.T, expected int32) {
 	t.Helper()
 	await(t, "restarts", time.Minute, func() error {
-		pods, err := m.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy"})
+		pods, err := m.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=proxy", FieldSelector: "spec.nodeName=" + m.name})
 		if err != nil {
 			return err
 		}

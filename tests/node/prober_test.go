@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,62 +31,80 @@ func (g gap) String() string {
 	return fmt.Sprintf("%d requests, %d failed, at most %v without a response", g.requests, len(g.failed), g.longest.Round(time.Millisecond))
 }
 
-// during writes and reads at the apiserver, one request after another, while act runs and for some time afterwards: what a change
-// sets off may come later.
+// prober has clients of the apiservers that it writes at and reads at.
+type prober struct{ write, read kubernetes.Interface }
+
+// during writes and reads at the node's apiserver, one request after another, while act runs and for some time afterwards.
 func (m *machine) during(t *testing.T, what string, act func()) gap {
+	t.Helper()
+	return during(t, what, []prober{{m.client, m.client}}, act)[0]
+}
+
+// during runs the probers at once while act runs and for some time afterwards, because what a change sets off may come later, and
+// returns what each has seen.
+func during(t *testing.T, what string, probers []prober, act func()) []gap {
 	t.Helper()
 	const afterwards = 12 * time.Second
 	stop := make(chan struct{})
-	results := make(chan gap, 1)
-	go func() { results <- probe(m.client, stop) }()
-	defer func() {
-		select {
-		case <-stop:
-		default:
-			close(stop)
-			<-results
-		}
-	}()
+	results := make([]gap, len(probers))
+	var running sync.WaitGroup
+	for i, prober := range probers {
+		running.Go(func() { results[i] = prober.probe(stop) })
+	}
+	finish := sync.OnceFunc(func() {
+		close(stop)
+		running.Wait()
+	})
+	defer finish()
 	act()
 	time.Sleep(afterwards)
-	close(stop)
-	result := <-results
-	t.Logf("%s: %v", what, result)
-	for i, err := range result.failed {
-		if i == 5 {
-			t.Logf("  and %d more", len(result.failed)-i)
-			break
+	finish()
+	for _, result := range results {
+		t.Logf("%s: %v", what, result)
+		for i, err := range result.failed {
+			if i == 5 {
+				t.Logf("  and %d more", len(result.failed)-i)
+				break
+			}
+			t.Logf("  %v", err)
 		}
-		t.Logf("  %v", err)
 	}
-	return result
+	return results
 }
 
-// probe creates and reads objects until stop; each read is one at etcd, because it names no version.
-func probe(client kubernetes.Interface, stop <-chan struct{}) gap {
+// probe creates and reads objects until stop; each read is one at etcd, because it names no version, and must show what was
+// created before it.
+func (p prober) probe(stop <-chan struct{}) gap {
 	var result gap
 	started := time.Now()
 	last := started
-	maps := client.CoreV1().ConfigMaps("default")
+	written, read := p.write.CoreV1().ConfigMaps("default"), p.read.CoreV1().ConfigMaps("default")
+	// The newest object that was created, and the version of that write.
+	newest, version := seen, ""
 	for number := 0; ; number++ {
 		select {
 		case <-stop:
 			return result
 		default:
 		}
-		name := fmt.Sprintf("probe-%d-%d", started.UnixNano(), number)
 		requests := []func(context.Context) error{
 			func(ctx context.Context) error {
-				object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-				_, err := maps.Create(ctx, object, metav1.CreateOptions{})
+				object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "probe-"}}
+				created, err := written.Create(ctx, object, metav1.CreateOptions{})
+				if err == nil {
+					newest, version = created.Name, created.ResourceVersion
+				}
 				return err
 			},
 			func(ctx context.Context) error {
-				_, err := maps.Get(ctx, seen, metav1.GetOptions{})
+				_, err := read.Get(ctx, newest, metav1.GetOptions{})
 				return err
 			},
 			func(ctx context.Context) error {
-				_, err := maps.List(ctx, metav1.ListOptions{Limit: 10})
+				list, err := read.List(ctx, metav1.ListOptions{Limit: 10})
+				if err == nil && older(list.ResourceVersion, version) {
+					return fmt.Errorf("a list of version %s after a write of %s", list.ResourceVersion, version)
+				}
 				return err
 			},
 		}
@@ -106,4 +125,9 @@ func probe(client kubernetes.Interface, stop <-chan struct{}) gap {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
+}
+
+// older says whether a version is older than another, which is empty before the first write.
+func older(version, than string) bool {
+	return len(version) < len(than) || len(version) == len(than) && version < than
 }
