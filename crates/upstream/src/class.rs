@@ -1,6 +1,6 @@
 //! Classes of connections.
 
-use super::connection::Client;
+use super::transport::Client;
 use super::window::ReceiveWindow;
 use etcd_wire::grpc::Method;
 

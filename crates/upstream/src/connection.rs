@@ -11,11 +11,8 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt as _, Either};
-use hyper::body::Incoming;
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http_body::Body as _;
+use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::Semaphore;
@@ -27,16 +24,17 @@ use tonic::metadata::MetadataMap;
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
 use super::error::ConnectError;
-use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT, Parts, unary_message};
+use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
+use super::transport::{Client, Driver, Transport};
+use super::upstream_body::UpstreamBody;
 use super::window::ReceiveWindow;
 use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
 use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
 use etcd_wire::grpc::frame::framed;
 use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
-use rangecache_base::net::{Stream, Url};
+use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
-use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
 /// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -44,28 +42,6 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Attempts at a status of one member.
 const STATUS_ATTEMPTS: u32 = 16;
-/// Bound on the metadata of a response.
-const MAX_HEADER_BYTES: u32 = 1 << 20;
-
-/// The client of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Client {
-    /// Calls of every kind, many at once.
-    Hyper(ReceiveWindow),
-    /// Small calls; hyper, where that has failed.
-    Lean,
-}
-
-/// Sends the calls of a connection.
-#[derive(Debug)]
-enum Transport {
-    Hyper(http2::SendRequest<Outgoing>),
-    Lean(Lean),
-}
-
-/// Drives a connection until it ends, and returns why it ended.
-pub(super) type Driver = Pin<Box<dyn Future<Output = String> + Send>>;
-
 /// Why a call got no response.
 #[derive(Debug)]
 pub enum SendFailure {
@@ -171,22 +147,7 @@ impl Connection {
                     url: url.clone(),
                     source,
                 })?;
-            let (transport, mut driver): (_, Driver) = match client {
-                Client::Hyper(windows) => shake_hands(url, stream, windows).await?,
-                Client::Lean if server.may_be_asked_leanly() => {
-                    let (lean, driver) = Lean::new(stream);
-                    let (server, url) = (Arc::clone(server), url.clone());
-                    let driver = async move {
-                        let error = driver.await;
-                        if matches!(error, LeanError::Unexpected(_)) && server.record_not_lean() {
-                            tracing::debug!(endpoint = %url, %error, "quorum checks are made through hyper");
-                        }
-                        error.to_string()
-                    };
-                    (Transport::Lean(lean), Box::pin(driver))
-                }
-                Client::Lean => shake_hands(url, stream, ReceiveWindow::SMALL).await?,
-            };
+            let (transport, mut driver) = Transport::begin(client, url, stream, server).await?;
             let connection = Arc::new(Connection::new(url, server, credentials, transport, named));
             if url.tls {
                 // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
@@ -350,10 +311,7 @@ impl Connection {
     }
 
     pub(super) fn is_live(&self) -> bool {
-        match &self.transport {
-            Transport::Hyper(sender) => !sender.is_closed(),
-            Transport::Lean(lean) => !lean.is_closed(),
-        }
+        !self.transport.is_closed()
     }
 
     /// The client for small calls, if the connection has one.
@@ -638,95 +596,6 @@ pub async fn open_once(
     Ok((connection, tasks.spawn(driver)))
 }
 
-/// Begins HTTP/2 on `stream`.
-async fn shake_hands(
-    url: &Url,
-    stream: Stream,
-    windows: ReceiveWindow,
-) -> Result<(Transport, Driver), ConnectError> {
-    let (stream, buffer) = write_buffer(stream, None);
-    let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(windows.stream)
-        // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
-        .initial_connection_window_size((1 << 31) - 1)
-        .max_header_list_size(MAX_HEADER_BYTES)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .keep_alive_while_idle(false)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|source| ConnectError::Handshake {
-            url: url.clone(),
-            source,
-        })?;
-    let driver = async move {
-        match driver.await {
-            Ok(()) => "the connection was closed".to_owned(),
-            Err(error) => with_causes(&error),
-        }
-    };
-    Ok((Transport::Hyper(sender), Box::pin(driver)))
-}
-
-/// An error's message with its causes, which hyper's own message leaves out.
-fn with_causes(error: &hyper::Error) -> String {
-    let mut message = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(next) = cause {
-        message = format!("{message}: {next}");
-        cause = next.source();
-    }
-    message
-}
-
-/// Body of a response.
-#[derive(Debug)]
-pub struct UpstreamBody(Either<Incoming, Parts>);
-
-impl From<Incoming> for UpstreamBody {
-    fn from(body: Incoming) -> UpstreamBody {
-        UpstreamBody(Either::Left(body))
-    }
-}
-
-impl From<Parts> for UpstreamBody {
-    fn from(body: Parts) -> UpstreamBody {
-        UpstreamBody(Either::Right(body))
-    }
-}
-
-/// Whether etcd itself has ended a call with this error: it has reset the stream, and the connection was not lost.
-#[must_use]
-pub fn is_reset(error: &BoxError) -> bool {
-    if let Some(error) = error.downcast_ref::<LeanError>() {
-        return matches!(error, LeanError::Reset(_));
-    }
-    std::error::Error::source(&**error)
-        .and_then(|source| source.downcast_ref::<h2::Error>())
-        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
-}
-
-impl Body for UpstreamBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.0).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
-    }
-}
-
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]
 pub struct Channel {
@@ -789,6 +658,7 @@ mod tests {
     use super::*;
     use crate::MAX_SHORT_BYTES;
     use crate::fake::{Answer, FakeEtcd, status_of_member};
+    use crate::upstream_body::is_reset;
 
     const SOON: Duration = Duration::from_secs(20);
 

@@ -651,8 +651,8 @@ impl Endpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connection::Client;
     use crate::fake::FakeEtcd;
+    use crate::transport::Client;
     use crate::window::ReceiveWindow;
     use etcd_wire::etcdserverpb::ResponseHeader;
 

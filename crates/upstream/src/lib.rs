@@ -8,7 +8,8 @@
 //! | `sync` | members of the cluster as endpoints |
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
-//! | `connection` | one HTTP/2 connection |
+//! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
+//! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
 //! | `lean` | the client of the connection for quorum checks |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
@@ -55,6 +56,8 @@ mod sync;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod transport;
+mod upstream_body;
 mod version;
 mod window;
 
@@ -68,9 +71,7 @@ pub use calls::{
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
-pub use connection::{
-    Channel, Connection, InFlight, ProvenByHub, SendFailure, UpstreamBody, is_reset, open_once,
-};
+pub use connection::{Channel, Connection, InFlight, ProvenByHub, SendFailure, open_once};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};
@@ -84,5 +85,6 @@ pub use pool::Upstream;
 pub use role::Role;
 pub use srv::{SrvError, follow_srv};
 pub use sync::follow_members;
+pub use upstream_body::{UpstreamBody, is_reset};
 pub use version::Version;
 pub use window::ReceiveWindow;

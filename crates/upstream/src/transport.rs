@@ -1,0 +1,118 @@
+//! HTTP/2 on a stream to an endpoint: hyper's client, or the lean one.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioIo, TokioTimer};
+
+use super::capabilities::ServerCapabilities;
+use super::error::ConnectError;
+use super::lean::{Lean, LeanError, PING_INTERVAL, PING_TIMEOUT};
+use super::outgoing::Outgoing;
+use super::window::ReceiveWindow;
+use rangecache_base::net::{Stream, Url};
+use rangecache_edge::write_batching::{RequestBatching, write_buffer};
+
+/// Bound on the metadata of a response.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+
+/// The client of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Client {
+    /// Calls of every kind, many at once.
+    Hyper(ReceiveWindow),
+    /// Small calls; hyper, where that has failed.
+    Lean,
+}
+
+/// Sends the calls of a connection.
+#[derive(Debug)]
+pub(super) enum Transport {
+    Hyper(http2::SendRequest<Outgoing>),
+    Lean(Lean),
+}
+
+/// Drives a connection until it ends, and returns why it ended.
+pub(super) type Driver = Pin<Box<dyn Future<Output = String> + Send>>;
+
+impl Transport {
+    /// Begins HTTP/2 on `stream`. The returned future drives it.
+    pub(super) async fn begin(
+        client: Client,
+        url: &Url,
+        stream: Stream,
+        server: &Arc<ServerCapabilities>,
+    ) -> Result<(Transport, Driver), ConnectError> {
+        let windows = match client {
+            Client::Hyper(windows) => windows,
+            Client::Lean if server.may_be_asked_leanly() => {
+                return Ok(begin_lean(url, stream, Arc::clone(server)));
+            }
+            Client::Lean => ReceiveWindow::SMALL,
+        };
+        begin_hyper(url, stream, windows).await
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        match self {
+            Transport::Hyper(sender) => sender.is_closed(),
+            Transport::Lean(lean) => lean.is_closed(),
+        }
+    }
+}
+
+fn begin_lean(url: &Url, stream: Stream, server: Arc<ServerCapabilities>) -> (Transport, Driver) {
+    let (lean, driver) = Lean::new(stream);
+    let url = url.clone();
+    let driver = async move {
+        let error = driver.await;
+        if matches!(error, LeanError::Unexpected(_)) && server.record_not_lean() {
+            tracing::debug!(endpoint = %url, %error, "quorum checks are made through hyper");
+        }
+        error.to_string()
+    };
+    (Transport::Lean(lean), Box::pin(driver))
+}
+
+async fn begin_hyper(
+    url: &Url,
+    stream: Stream,
+    windows: ReceiveWindow,
+) -> Result<(Transport, Driver), ConnectError> {
+    let (stream, buffer) = write_buffer(stream, None);
+    let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(windows.stream)
+        // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
+        .initial_connection_window_size((1 << 31) - 1)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .keep_alive_while_idle(false)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|source| ConnectError::Handshake {
+            url: url.clone(),
+            source,
+        })?;
+    let driver = async move {
+        match driver.await {
+            Ok(()) => "the connection was closed".to_owned(),
+            Err(error) => with_causes(&error),
+        }
+    };
+    Ok((Transport::Hyper(sender), Box::pin(driver)))
+}
+
+/// An error's message with its causes, which hyper's own message leaves out.
+fn with_causes(error: &hyper::Error) -> String {
+    let mut message = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        message = format!("{message}: {next}");
+        cause = next.source();
+    }
+    message
+}
