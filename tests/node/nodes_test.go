@@ -52,7 +52,7 @@ func TestTwoNodes(t *testing.T) {
 		await(t, "restart", 2*time.Minute, func() error { return first.isReady("") })
 	})
 
-	// Without a majority nothing is answered; afterwards both go on without help.
+	// Without a majority nothing is answered; afterwards both serve again without help.
 	during(t, "a crash of one member of etcd", crossed, func() {
 		first.run(t, "pkill", "-KILL", "-x", "etcd")
 		for _, node := range nodes {
