@@ -7,10 +7,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::behind_hub::BehindHub;
@@ -19,6 +21,9 @@ use super::version::Version;
 
 /// Start of etcd's messages for an `Unimplemented` that concerns the *request*; any other concerns the method.
 const SHAPE_REFUSED: &str = "RangeStream does not support";
+/// Time after which the lean client is tried again on new connections: what it did not know may have been the error page of a load
+/// balancer that was about to restart.
+const LEAN_RETRY_AFTER: Duration = Duration::from_secs(600);
 
 /// Why a read that could be sent to etcd as a RangeStream is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +61,11 @@ impl NoRangeStream {
     }
 }
 
+/// Whether the lean client may be tried now on a server that has last sent what it does not know at this time.
+fn may_be_lean_again(not_lean_since: Option<Instant>) -> bool {
+    not_lean_since.is_none_or(|since| since.elapsed() >= LEAN_RETRY_AFTER)
+}
+
 /// Known capabilities of the server behind one endpoint, shared by the endpoint's connections.
 #[derive(Debug, Default)]
 pub(super) struct ServerCapabilities {
@@ -63,8 +73,8 @@ pub(super) struct ServerCapabilities {
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
     is_hub: AtomicBool,
-    /// Whether it has sent what the lean client does not know.
-    is_not_lean: AtomicBool,
+    /// When it has last sent what the lean client does not know.
+    not_lean_since: Mutex<Option<Instant>>,
     /// Statement of the rangecache that has answered the last health check by itself.
     behind_hub: Mutex<Option<BehindHub>>,
     /// Id of the cluster that a hub has told last; 0 before.
@@ -107,7 +117,7 @@ impl ServerCapabilities {
         let is_new = self.version.lock().replace(version) != Some(version);
         if is_new {
             self.lacks_range_stream.store(false, Ordering::Relaxed);
-            self.is_not_lean.store(false, Ordering::Relaxed);
+            *self.not_lean_since.lock() = None;
         }
         is_new
     }
@@ -161,12 +171,12 @@ impl ServerCapabilities {
 
     /// Whether the lean client may be used.
     pub(super) fn may_be_asked_leanly(&self) -> bool {
-        !self.is_not_lean.load(Ordering::Relaxed)
+        may_be_lean_again(*self.not_lean_since.lock())
     }
 
     /// Records that the lean client does not know what the server sends; returns whether that is new.
     pub(super) fn record_not_lean(&self) -> bool {
-        !self.is_not_lean.swap(true, Ordering::Relaxed)
+        may_be_lean_again(self.not_lean_since.lock().replace(Instant::now()))
     }
 
     /// Records that RangeStream is not implemented; returns whether that is new.
@@ -273,6 +283,21 @@ mod tests {
         server.record_no_range_stream();
         server.record_version(Version::new(3, 7, 4));
         assert_eq!(server.no_range_stream(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lean_client_is_tried_again_after_a_while_and_with_another_version() {
+        let server = ServerCapabilities::default();
+        assert!(server.may_be_asked_leanly());
+        assert!(server.record_not_lean() && !server.record_not_lean());
+        tokio::time::advance(LEAN_RETRY_AFTER - Duration::from_secs(1)).await;
+        assert!(!server.may_be_asked_leanly());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(server.may_be_asked_leanly());
+        assert!(server.record_not_lean(), "it was tried again");
+        assert!(!server.may_be_asked_leanly());
+        server.record_version(Version::new(3, 7, 3));
+        assert!(server.may_be_asked_leanly());
     }
 
     #[test]

@@ -45,7 +45,7 @@ const STATUS_ATTEMPTS: u32 = 16;
 /// Why a call got no response.
 #[derive(Debug)]
 pub enum SendFailure {
-    /// The request was not sent; it is returned for use on another connection.
+    /// The request was not sent, or the server has said that it has not processed it; it is returned for use on another connection.
     NotSent(Box<Request<Outgoing>>, BoxError),
     /// The connection does not take the request now, which is returned for use on one of [`Unary`](super::ConnectionClass::Unary).
     Full(Box<Request<Outgoing>>),
@@ -314,6 +314,11 @@ impl Connection {
         !self.transport.is_closed()
     }
 
+    /// Resolves once the connection takes no more calls, while those in flight continue; never if its driver ends then.
+    pub(super) async fn until_closed(&self) {
+        self.transport.until_closed().await;
+    }
+
     /// The client for small calls, if the connection has one.
     pub(super) fn lean(&self) -> Option<&Lean> {
         match &self.transport {
@@ -383,13 +388,17 @@ impl Connection {
             return Err(SendFailure::Full(Box::new(request)));
         };
         match lean.begin(&parts.uri, &parts.headers, &body, true).await {
-            Ok((call, events)) => {
-                let mut response = Parts::response(call, events, None)
-                    .await
-                    .map_err(SendFailure::Lost)?;
-                self.note_response(&mut response);
-                Ok(response)
-            }
+            Ok((call, events)) => match Parts::response(call, events, None).await {
+                Ok(mut response) => {
+                    self.note_response(&mut response);
+                    Ok(response)
+                }
+                Err(error) if is_not_processed(&error) => {
+                    let request = Request::from_parts(parts, Outgoing::whole(body));
+                    Err(SendFailure::NotSent(Box::new(request), error))
+                }
+                Err(error) => Err(SendFailure::Lost(error)),
+            },
             Err(error) => {
                 let request = Box::new(Request::from_parts(parts, Outgoing::whole(body)));
                 Err(match error {
@@ -571,6 +580,11 @@ impl Connection {
     }
 }
 
+/// Whether the server has said that it has not processed the call that failed with `error`.
+fn is_not_processed(error: &BoxError) -> bool {
+    matches!(error.downcast_ref::<LeanError>(), Some(LeanError::NotProcessed))
+}
+
 /// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the
 /// connection and returns why.
 ///
@@ -653,7 +667,8 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use bytes::Bytes;
-    use tokio::net::TcpListener;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::MAX_SHORT_BYTES;
@@ -788,6 +803,57 @@ mod tests {
         driver.abort();
         match sending.await {
             Err(SendFailure::Lost(error)) => assert!(!is_reset(&error), "{error}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(connection.in_flight(), 0);
+    }
+
+    /// A connection with the lean client to a peer that the test plays frame by frame, and that has read the preface.
+    async fn open_lean_to_script() -> (TcpStream, Arc<Connection>, JoinHandle<String>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url: Url = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
+        let (connection, driver) = open_lean(&url).await;
+        let (mut peer, _) = listener.accept().await.unwrap();
+        peer.read_exact(&mut [0; 24]).await.unwrap();
+        (peer, connection, driver)
+    }
+
+    /// Reads up to the end of a request, and returns its stream.
+    async fn next_request(peer: &mut TcpStream) -> u32 {
+        loop {
+            let mut prefix = [0; 9];
+            peer.read_exact(&mut prefix).await.unwrap();
+            let [a, b, c, kind, flags, stream @ ..] = prefix;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            peer.read_exact(&mut payload).await.unwrap();
+            // Data with which a stream ends.
+            if (kind, flags) == (0, 1) {
+                return u32::from_be_bytes(stream);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn short_call_that_the_server_has_not_processed_is_returned() {
+        let (mut peer, connection, _driver) = open_lean_to_script().await;
+        let playing = async move {
+            assert_eq!(next_request(&mut peer).await, 1);
+            assert_eq!(next_request(&mut peer).await, 3);
+            // GOAWAY: the first one may have been processed. Then the connection ends.
+            let leaving = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+            peer.write_all(&leaving).await.unwrap();
+        };
+        let (first, second) = (connection.send(call("/a")), connection.send(call("/b")));
+        let (first, second, ()) = tokio::join!(first, second, playing);
+        assert!(matches!(first, Err(SendFailure::Lost(_))), "{first:?}");
+        match second {
+            Err(SendFailure::NotSent(returned, _)) => {
+                assert_eq!(returned.uri().path(), "/b");
+                let body = returned.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(body, b"\0\0\0\0\0"[..]);
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(connection.in_flight(), 0);

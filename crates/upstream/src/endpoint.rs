@@ -62,6 +62,8 @@ enum ConnectionEnd {
     LeftOut,
     /// Its endpoint is used no more.
     Removed,
+    /// Its peer takes no more calls; those in flight continue.
+    Leaving,
 }
 
 /// Origin of an endpoint.
@@ -470,6 +472,9 @@ impl Endpoint {
                             .tasks
                             .spawn(async move { stop.run_until_cancelled(driver).await });
                     }
+                    let answered = !logs || answered.into_inner();
+                    let mut record_lost =
+                        |reason: &str| self.record_lost(reason, answered, logs, context, &mut silent);
                     match ended {
                         ConnectionEnd::Removed => break,
                         ConnectionEnd::LeftOut => {
@@ -479,10 +484,8 @@ impl Endpoint {
                                 .run_until_cancelled(tokio::time::sleep(LEFT_OUT_PAUSE))
                                 .await;
                         }
-                        ConnectionEnd::Lost(reason) => {
-                            let answered = !logs || answered.into_inner();
-                            self.record_lost(&reason, answered, logs, context, &mut silent);
-                        }
+                        ConnectionEnd::Leaving => record_lost("the peer takes no more calls"),
+                        ConnectionEnd::Lost(reason) => record_lost(&reason),
                     }
                     if opened.elapsed() > BACKOFF_RESET_AFTER {
                         backoff.reset();
@@ -499,7 +502,7 @@ impl Endpoint {
         context.clusters.forget(&slot);
     }
 
-    /// Uses an open connection for calls until it ends, or its member turns out to be of another cluster.
+    /// Uses an open connection for calls until it ends or takes no more of them, or its member turns out to be of another cluster.
     async fn use_connection(
         &self,
         slot: &ConnectionSlot,
@@ -510,6 +513,7 @@ impl Endpoint {
     ) -> ConnectionEnd {
         // Before any call: one that reaches another cluster looks like a replaced history.
         let has_told = tokio::select! {
+            biased;
             reason = &mut *driver => return ConnectionEnd::Lost(reason),
             () = self.server.removed().cancelled() => return ConnectionEnd::Removed,
             has_told = context.clusters.ask(slot, connection) => has_told,
@@ -535,11 +539,14 @@ impl Endpoint {
             std::future::pending().await
         };
         tokio::select! {
+            // The driver first: its end closes the connection, too, and it must not be polled again after it.
+            biased;
             reason = driver => ConnectionEnd::Lost(reason),
+            () = self.server.removed().cancelled() => ConnectionEnd::Removed,
+            () = context.clusters.until_left_out(connection) => ConnectionEnd::LeftOut,
+            () = connection.until_closed() => ConnectionEnd::Leaving,
             never = watch_health => match never {},
             never = ask_again => match never {},
-            () = context.clusters.until_left_out(connection) => ConnectionEnd::LeftOut,
-            () = self.server.removed().cancelled() => ConnectionEnd::Removed,
         }
     }
 

@@ -10,7 +10,7 @@
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
-//! | `lean` | the client of the connection for quorum checks |
+//! | `lean` | the client of the connections for quorum checks and short calls |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself |

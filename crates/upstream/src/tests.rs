@@ -41,9 +41,16 @@ fn call(path: &str) -> Request<Outgoing> {
     Request::post(path).body(body).unwrap()
 }
 
-/// A connection that received GOAWAY finishes its calls; new calls use a new connection.
+/// A connection that received GOAWAY finishes its calls; new calls use a new connection, which is opened meanwhile.
 #[tokio::test]
 async fn connection_is_drained_after_goaway() {
+    // Of hyper's client, and of the lean one.
+    for class in [ConnectionClass::Authorization, ConnectionClass::Check] {
+        Box::pin(drain_after_goaway(class)).await;
+    }
+}
+
+async fn drain_after_goaway(class: ConnectionClass) {
     let (arrived, held) = oneshot::channel::<oneshot::Sender<()>>();
     let arrived = Arc::new(Mutex::new(Some(arrived)));
     let calls = Arc::new(Mutex::new(Vec::new()));
@@ -71,10 +78,8 @@ async fn connection_is_drained_after_goaway() {
     })
     .await;
     let (upstream, _stop) = start(&[&url], true);
-    let connection = upstream
-        .connection(ConnectionClass::Authorization, Instant::now() + SOON)
-        .await
-        .unwrap();
+    let connection = upstream.connection(class, Instant::now() + SOON).await.unwrap();
+    assert_eq!(connection.lean().is_some(), class == ConnectionClass::Check);
     let slow = {
         let connection = Arc::clone(&connection);
         tokio::spawn(async move { connection.send(call("/slow")).await })
@@ -87,10 +92,8 @@ async fn connection_is_drained_after_goaway() {
     })
     .await
     .expect("the connection takes no new calls");
-    let other = upstream
-        .connection(ConnectionClass::Authorization, Instant::now() + SOON)
-        .await
-        .unwrap();
+    let other = upstream.connection(class, Instant::now() + SOON).await.unwrap();
+    assert!(!slow.is_finished());
     assert!(other.send(call("/quick")).await.is_ok());
     proceed.send(()).unwrap();
     let (response, _) = slow.await.unwrap().expect("the call in flight gets its response");

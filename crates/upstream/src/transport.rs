@@ -61,6 +61,14 @@ impl Transport {
             Transport::Lean(lean) => lean.is_closed(),
         }
     }
+
+    /// Resolves once no call can be made any more, while those in flight continue. Never with hyper, whose driver ends then.
+    pub(super) async fn until_closed(&self) {
+        match self {
+            Transport::Hyper(_) => std::future::pending().await,
+            Transport::Lean(lean) => lean.until_closed().await,
+        }
+    }
 }
 
 fn begin_lean(url: &Url, stream: Stream, server: Arc<ServerCapabilities>) -> (Transport, Driver) {

@@ -99,6 +99,8 @@ struct State {
     is_leaving: bool,
     /// Calls that the server takes at once; `None` until it has told its settings.
     max_calls: Option<usize>,
+    /// The driver waits for the socket, which keeps one waker: nothing else may poll it for writing then.
+    is_blocked: bool,
 }
 
 /// A call whose response has not ended, for the driver.
@@ -108,6 +110,16 @@ enum Call {
     Whole(Box<Incomplete>, oneshot::Sender<Result<Whole, LeanError>>),
     /// Gives each part to the call.
     Parts(mpsc::Sender<Result<Event, LeanError>>),
+}
+
+impl Call {
+    /// Ends the call, if it still waits, with `error`.
+    fn fail(self, error: LeanError) {
+        match self {
+            Call::Whole(_, sender) => drop(sender.send(Err(error))),
+            Call::Parts(parts) => drop(parts.try_send(Err(error))),
+        }
+    }
 }
 
 /// Ends all calls without a response when the connection is not driven any more.
@@ -170,6 +182,7 @@ impl Lean {
                 received_bytes: 0,
                 is_leaving: false,
                 max_calls: None,
+                is_blocked: false,
             }),
             unwritten: Notify::new(),
             pinged: Notify::new(),
@@ -191,6 +204,11 @@ impl Lean {
     /// Whether no call can be made any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// Resolves once no call can be made any more. Those in flight may continue.
+    pub(crate) async fn until_closed(&self) {
+        self.0.closed.cancelled().await;
     }
 
     /// Sends a POST with a `body` of at most [`MAX_PAYLOAD_BYTES`], and waits for the whole response.
@@ -280,7 +298,9 @@ impl Shared {
     async fn write_now(&self) {
         let written = poll_fn(|context| {
             let mut state = self.state.lock();
-            Poll::Ready(matches!(state.poll_write(context), Poll::Ready(Ok(()))))
+            // A driver that waits for the socket writes everything once it is woken, which it would not be if this call waited in its
+            // place.
+            Poll::Ready(state.is_blocked || matches!(state.poll_write(context), Poll::Ready(Ok(()))))
         });
         if !written.await {
             self.unwritten.notify_one();
@@ -289,6 +309,8 @@ impl Shared {
 
     async fn drive(&self, mut reader: ReadHalf<Stream>) -> LeanError {
         tokio::select! {
+            // In this order: an answer that has arrived is read before a write that fails ends the connection.
+            biased;
             () = self.unused.cancelled() => LeanError::Closed,
             result = self.read(&mut reader) => match result {
                 Ok(never) => match never {},
@@ -337,7 +359,13 @@ impl Shared {
 
     async fn write(&self) -> io::Result<Infallible> {
         loop {
-            poll_fn(|context| self.state.lock().poll_write(context)).await?;
+            let writing = poll_fn(|context| {
+                let mut state = self.state.lock();
+                let polled = state.poll_write(context);
+                state.is_blocked = polled.is_pending();
+                polled
+            });
+            writing.await?;
             self.unwritten.notified().await;
             // What other tasks are about to send leaves in the same write.
             tokio::task::yield_now().await;
@@ -449,16 +477,15 @@ impl State {
             Frame::WindowUpdate { stream: 0, increment } => self.window_bytes += i64::from(increment),
             Frame::WindowUpdate { .. } | Frame::Ignored => {}
             Frame::Reset { stream, reason } => {
-                let error = LeanError::Reset(h2::Reason::from(reason).into());
-                match self.calls.remove(&stream) {
-                    Some(Call::Whole(_, sender)) => drop(sender.send(Err(error))),
-                    Some(Call::Parts(parts)) => drop(parts.try_send(Err(error))),
-                    None => {}
+                if let Some(call) = self.calls.remove(&stream) {
+                    call.fail(LeanError::Reset(h2::Reason::from(reason).into()));
                 }
             }
             Frame::GoAway { last_stream } => {
                 self.is_leaving = true;
-                self.calls.retain(|stream, _| *stream <= last_stream);
+                for (_, call) in self.calls.extract_if(|stream, _| *stream > last_stream) {
+                    call.fail(LeanError::NotProcessed);
+                }
             }
             Frame::Headers {
                 stream,

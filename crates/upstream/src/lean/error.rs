@@ -7,6 +7,9 @@ use std::io;
 pub(crate) enum LeanError {
     #[error("the connection is closed")]
     Closed,
+    /// A write, too, may be sent again (RFC 9113, section 6.8).
+    #[error("the server leaves, and has not processed the call")]
+    NotProcessed,
     /// With the server's reason, as hyper has it.
     #[error("reset by the server: {0}")]
     Reset(#[source] h2::Error),

@@ -77,6 +77,14 @@ const SCHEME_HTTP: u8 = 6;
 const SCHEME_HTTPS: u8 = 7;
 const PATH: u8 = 4;
 const AUTHORITY: u8 = 1;
+/// Sets the size of the dynamic table to 0.
+const NO_DYNAMIC_TABLE: u8 = 0x20;
+
+/// Bound on a block of headers that was received and decoded, as hyper's limit for other connections: an index of one byte stands for
+/// a whole field.
+const MAX_HEAD_BYTES: usize = 1 << 20;
+/// Bytes that a field counts for this besides its name and value (RFC 9113, section 6.5.2).
+const FIELD_BYTES: usize = 32;
 
 const WRONG: LeanError = LeanError::Unexpected("headers that cannot be read");
 
@@ -96,7 +104,9 @@ pub(super) fn encode(uri: &Uri, headers: &HeaderMap) -> BytesMut {
     } else {
         SCHEME_HTTP
     };
-    block.put_slice(&[0x80 | METHOD_POST, 0x80 | scheme]);
+    // RFC 7541, section 4.2: the first block after the server has lowered the size of its table must begin with a new size. It may
+    // always, and so no block depends on when the server's settings arrive.
+    block.put_slice(&[NO_DYNAMIC_TABLE, 0x80 | METHOD_POST, 0x80 | scheme]);
     // Literals without indexing: of a name in the table, or of a name of its own.
     block.put_u8(PATH);
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
@@ -136,13 +146,21 @@ fn put_string(block: &mut BytesMut, string: &[u8]) {
 /// Decodes a block of headers.
 ///
 /// # Errors
-/// [`LeanError::Unexpected`] for a block that is not well-formed, or that refers to a dynamic table.
+/// [`LeanError::Unexpected`] for a block that is not well-formed, that refers to a dynamic table, or that is too long.
 pub(super) fn decode(mut block: Bytes) -> Result<Head, LeanError> {
     let mut head = Head::default();
+    let mut head_bytes = 0;
+    let mut add = |name: &[u8], value: &[u8]| {
+        head_bytes += name.len() + value.len() + FIELD_BYTES;
+        if head_bytes > MAX_HEAD_BYTES {
+            return Err(WRONG);
+        }
+        head.add(name, value)
+    };
     while let Some(first) = block.first().copied() {
         if first & 0x80 != 0 {
             let (name, value) = entry(integer(&mut block, 7)?)?;
-            head.add(name.as_bytes(), value.as_bytes())?;
+            add(name.as_bytes(), value.as_bytes())?;
         } else if first & 0xe0 == 0x20 {
             // The size of the dynamic table, which this client has set to 0.
             if integer(&mut block, 5)? != 0 {
@@ -156,7 +174,7 @@ pub(super) fn decode(mut block: Bytes) -> Result<Head, LeanError> {
                 index => entry(index)?.0.as_bytes().to_vec(),
             };
             let value = string(&mut block)?;
-            head.add(&name, &value)?;
+            add(&name, &value)?;
         }
     }
     Ok(head)
@@ -171,7 +189,8 @@ impl Head {
         // Lower case, and not one that begins with a colon.
         let name = HeaderName::from_lowercase(name).map_err(|_| WRONG)?;
         let value = HeaderValue::from_bytes(value).map_err(|_| WRONG)?;
-        self.headers.append(name, value);
+        // A map has a bound of its own on the number of names.
+        self.headers.try_append(name, value).map_err(|_| WRONG)?;
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
 use super::error::LeanError;
+use super::head;
 use super::parts::Parts;
 use super::response::Whole;
 use crate::fake::FakeEtcd;
@@ -59,7 +60,12 @@ type End = JoinHandle<LeanError>;
 impl Peer {
     /// A client, and the peer that has read the beginning of its connection.
     async fn new() -> (Peer, Lean, End) {
-        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        Peer::with_buffer(1 << 20).await
+    }
+
+    /// The same, whose socket takes no more than `bytes` that the other side has not read.
+    async fn with_buffer(bytes: usize) -> (Peer, Lean, End) {
+        let (ours, theirs) = tokio::io::duplex(bytes);
         let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
         let end = tokio::spawn(driver);
         let mut peer = Peer(theirs);
@@ -183,7 +189,8 @@ async fn request_is_headers_without_indexes_and_data() {
         let (kind, flags, stream, block) = peer.frame().await;
         assert_eq!((kind, flags, stream), (HEADERS, END_HEADERS, 1));
         let path = uri().path().as_bytes().to_vec();
-        assert!(block.starts_with(&[0x83, 0x86, 4, u8::try_from(path.len()).unwrap()]));
+        // No dynamic table, POST, http, and the path.
+        assert!(block.starts_with(&[0x20, 0x83, 0x86, 4, u8::try_from(path.len()).unwrap()]));
         assert!(block.windows(path.len()).any(|part| part == path));
         assert_eq!(peer.frame().await, (DATA, END_STREAM, 1, b"body".to_vec()));
         peer.answer(1, b"answer").await;
@@ -304,6 +311,61 @@ async fn what_is_not_expected_ends_the_connection() {
     assert!(matches!(end, LeanError::Closed), "{end:?}");
 }
 
+#[test]
+fn head_of_many_fields_is_refused() {
+    // More names than a map has.
+    let mut block = BytesMut::new();
+    for number in 0..30_000 {
+        let name = format!("{number:x}");
+        block.put_slice(&[0, u8::try_from(name.len()).unwrap()]);
+        block.put_slice(name.as_bytes());
+        block.put_u8(0);
+    }
+    let refused = head::decode(block.freeze());
+    assert!(matches!(refused, Err(LeanError::Unexpected(_))), "{refused:?}");
+    // `www-authenticate` without a value by index, which counts 16 + 32 bytes each time.
+    let of = |fields| head::decode(Bytes::from(vec![0x80 | 61; fields]));
+    let most = (1 << 20) / 48;
+    assert_eq!(of(most).unwrap().headers.len(), most);
+    assert!(matches!(of(most + 1), Err(LeanError::Unexpected(_))));
+}
+
+/// Although the rest of another request cannot be written any more.
+#[tokio::test(start_paused = true)]
+async fn answer_of_a_peer_that_has_gone_is_read() {
+    // Chance must not decide what is looked at first.
+    for _ in 0..64 {
+        let (mut peer, lean, _end) = Peer::with_buffer(24 << 10).await;
+        let (uri, headers, long) = (uri(), HeaderMap::new(), &[0; 16_384]);
+        let (first, parts) = lean.begin(&uri, &headers, long, true).await.unwrap();
+        let _second = lean.begin(&uri, &headers, long, true).await.unwrap();
+        // The driver finds that the socket takes nothing.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        peer.answer(1, b"answer").await;
+        drop(peer);
+        let response = Parts::response(first, parts, None).await.unwrap();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(body, b"answer"[..]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn call_does_not_wait_for_the_socket_in_the_place_of_the_driver() {
+    let (mut peer, lean, _end) = Peer::with_buffer(24 << 10).await;
+    let (uri, headers, long) = (uri(), HeaderMap::new(), &[0; 16_384]);
+    let first = lean.begin(&uri, &headers, long, true).await.unwrap();
+    let _second = lean.begin(&uri, &headers, long, true).await.unwrap();
+    // The driver finds that the socket takes nothing.
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    // With few calls in flight, each writes its own request.
+    drop(first);
+    let _third = lean.begin(&uri, &headers, b"third", true).await.unwrap();
+    let reading = async { [peer.request().await, peer.request().await, peer.request().await] };
+    // Before anything but the peer wakes the driver.
+    let read = tokio::time::timeout(PING_INTERVAL / 2, reading).await;
+    assert_eq!(read.expect("all requests arrive"), [1, 3, 5]);
+}
+
 #[tokio::test]
 async fn server_that_leaves_answers_what_it_has_taken() {
     let (mut peer, lean, end) = Peer::new().await;
@@ -315,7 +377,7 @@ async fn server_that_leaves_answers_what_it_has_taken() {
     };
     let (first, second, ()) = tokio::join!(call(&lean, b""), call(&lean, b""), playing);
     first.unwrap();
-    assert!(matches!(second, Err(LeanError::Closed)), "{second:?}");
+    assert!(matches!(second, Err(LeanError::NotProcessed)), "{second:?}");
     assert!(lean.is_closed());
     assert!(matches!(end.await.unwrap(), LeanError::Closed));
 }
