@@ -279,7 +279,8 @@ impl Lifecycle<'_> {
                 let history = set.cluster_state.before_check().history;
                 history.knows_hub(of_hub) != Some(false)
             }),
-            None => !upstream.is_behind_hub(),
+            // While no number is known, none is that of another history.
+            None => !upstream.is_behind_hub() || !set.cluster_state.before_check().history.knows_any_hub(),
         }
     }
 
@@ -336,6 +337,8 @@ impl Lifecycle<'_> {
                 }
                 let ended = match cause {
                     LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
+                    // Nothing shows that etcd has the event that watchers were sent last.
+                    LoadCause::Unproven => ReaderEnd::FeedLost,
                     _ => ReaderEnd::Dropped(Reason::Loading),
                 };
                 let _ = mirror.drop_contents(epoch, Reason::Loading, ended);

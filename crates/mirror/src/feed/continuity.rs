@@ -14,7 +14,7 @@
 //!     │ else
 //!     ▼
 //!   the newest events, delivered again ─── another one, or one is missing ──▶ another history
-//!     │ all are the same              └── too few since the load: the keys are compared, too
+//!     │ all are the same              └── too few of them: the keys are compared, too
 //!     ▼
 //!   continues
 //!     │ else: etcd has compacted them, or there were none
@@ -38,6 +38,9 @@ use rangecache_upstream::{Connection, header_request, hub_check, is_compaction, 
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
 /// them, and lets writes wait meanwhile (about a microsecond each).
 const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
+
+/// Events that prove as much as events can. Whole revisions are kept alone, so that there may be fewer than the bound.
+const ENOUGH_EVENTS: usize = 32;
 
 /// Method by which a feed is proven to continue the mirror's history.
 #[derive(Debug)]
@@ -167,6 +170,13 @@ impl Anchor {
             .chain(self.last_event);
         let mut near = events.filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS);
         near.find(|event| *event >= compacted)
+    }
+
+    /// Whether the events from revision `first` on prove as much as events can: all that are kept, which are many.
+    pub(super) fn proves_by_events_from(&self, first: i64) -> bool {
+        let compared = self.recent.iter().filter(|change| change.revision() >= first);
+        let compared = compared.count();
+        self.recent_is_full && compared == self.recent.len() && compared >= ENOUGH_EVENTS
     }
 
     /// Whether one of the events from revision `first` on is a delete.

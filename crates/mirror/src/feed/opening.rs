@@ -159,7 +159,7 @@ impl<'a> Feed<'a> {
                     FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
                 })??;
                 let is_held = match &anchor.base {
-                    _ if first.is_none() || anchor.recent_is_full => true,
+                    _ if first.is_none() || anchor.proves_by_events_from(*event) => true,
                     // Few events prove little about what was loaded. Every one since the oldest state was delivered again.
                     Some(base) if base.1 + 1 == *event => compare_base(mirror, base, connection).await?,
                     _ => compare(mirror, epoch, anchor, connection).await?,

@@ -213,6 +213,11 @@ impl History {
         (!known.is_empty()).then(|| known.contains(&of_hub))
     }
 
+    /// Whether the number of any hub is known to be one of this history.
+    pub(crate) fn knows_any_hub(&self) -> bool {
+        !self.of_hubs.lock().is_empty()
+    }
+
     pub(crate) fn note_identity(&self, header: ResponseHeader) {
         // Compared first: nearly always only the revision changes, and a store would slow down readers.
         let same = self.identity.load().as_ref().is_some_and(|identity| {

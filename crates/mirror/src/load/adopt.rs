@@ -8,6 +8,7 @@
 //! The cluster and the raft log were compared before, as for every load.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -57,7 +58,8 @@ impl Sink for Comparing<'_> {
 ///
 /// # Errors
 /// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
-/// [`LoadError::Foreign`] if that of a neighbour or an image is. [`LoadError::TooDifferent`] if a load costs little more.
+/// [`LoadError::Foreign`] if that of a neighbour or an image is. [`LoadError::TooDifferent`] if a load costs little more,
+/// or what differs does not fit beside it.
 pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded, LoadError> {
     let mut broken: Option<Url> = None;
     let mut attempts = 0;
@@ -94,6 +96,7 @@ async fn adopt_once(
     {
         return Err(another_history());
     }
+    let held_bytes = AtomicU64::new(tree.memory_bytes());
     load.mirror.record_loading(tree.memory_bytes());
     let reader = Reader::new(load, pinned);
     let mut comparing = Comparing {
@@ -108,8 +111,8 @@ async fn adopt_once(
     }
     let client = reader.client(&connection);
     let reads = stream::iter(compared.spans).map(|span| {
-        let (reader, client) = (&reader, client.clone());
-        async move { read_span(reader, client, span, mean_bytes).await }
+        let (reader, client, held_bytes) = (&reader, client.clone(), &held_bytes);
+        async move { read_span(reader, client, span, mean_bytes, held_bytes).await }
     });
     let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
     let Some((tree, (keys, bytes))) = applied(tree.clone(), compared.removed, entries).await? else {
@@ -149,14 +152,18 @@ fn at(reader: &Reader<'_>, key: &[u8]) -> RangeRequest {
     }
 }
 
-/// The entries of a span, in pages of keys that take `mean_bytes` each.
+/// The entries of a span, in pages of keys that take `mean_bytes` each. Adds their memory to `held_bytes`.
+///
+/// # Errors
+/// [`LoadError::TooDifferent`] once that is more than the mirror may have: a load of everything packs, and leaves values out.
 async fn read_span(
     reader: &Reader<'_>,
     mut client: KvClient<PacedChannel>,
     span: Span,
     mean_bytes: u64,
+    held_bytes: &AtomicU64,
 ) -> Result<Vec<Entry>, LoadError> {
-    let mut entries = Vec::new();
+    let mut entries: Vec<Entry> = Vec::new();
     let mut request = RangeRequest {
         range_end: successor(&span.last),
         limit: page_limit(PAGE_TARGET_BYTES, mean_bytes),
@@ -166,7 +173,14 @@ async fn read_span(
         let response = page(&mut client, request.clone()).await?;
         reader.record(&response.kvs);
         for key_value in &response.kvs {
-            entries.push(Entry::from_key_value(key_value)?);
+            let entry = Entry::from_key_value(key_value)?;
+            held_bytes.fetch_add(entry.memory_bytes(), Ordering::Relaxed);
+            entries.push(entry);
+        }
+        let (load, held_bytes) = (reader.load, held_bytes.load(Ordering::Relaxed));
+        load.mirror.record_loading(held_bytes);
+        if held_bytes > load.set.budget_of(load.mirror) {
+            return Err(LoadError::TooDifferent);
         }
         match entries.last() {
             Some(last) if response.more => request.key = successor(last.key()),

@@ -51,7 +51,7 @@ pub(crate) enum LoadError {
     /// The keys of a neighbour or an image are not of etcd's history.
     #[error("the keys of the neighbour or image are of another cluster or history")]
     Foreign,
-    /// The mirror's keys from before differ so much that a load costs little more than the difference.
+    /// The mirror's keys from before differ so much that a load costs little more than the difference, or that this does not fit.
     #[error("too much has changed")]
     TooDifferent,
     /// The task that builds the tree panicked.

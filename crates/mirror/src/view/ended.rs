@@ -21,6 +21,6 @@ pub enum ReaderEnd {
     /// The log no longer reaches back to the reader's position.
     Trimmed,
     /// The mirror has had no feed for ten seconds, or has lost it before it reached the revision at which the watcher
-    /// joined.
+    /// joined, or nothing shows that etcd has its last event.
     FeedLost,
 }

@@ -186,7 +186,12 @@ impl Topic {
         if let Some(last) = last {
             picks.trimmed = last.last_revision;
         }
-        picks.complete_after = picks.complete_after.max(revision);
+        // A pick that reaches over `revision` stays whole: a watcher that joins must not get its events from the log once more.
+        let whole = picks
+            .list
+            .front()
+            .map_or(revision, |first| revision.min(first.first_revision - 1));
+        picks.complete_after = picks.complete_after.max(whole);
         if picks.list.len() < picks.list.capacity() / 4 {
             let length = picks.list.len();
             picks.list.shrink_to(length * 2);
@@ -336,6 +341,21 @@ pub(super) mod tests {
         assert_eq!(topic.first_after(1, 7), Err(BehindTopic));
         // There was no event between.
         assert_eq!(take(&topic, 2, 7, ALL), Ok(vec![7]));
+    }
+
+    #[test]
+    fn events_that_are_trimmed_in_part_stay_whole_and_come_once() {
+        let topic = Topic::new(1);
+        topic.push(pick(&[3]));
+        topic.push(pick(&[5, 7]));
+        topic.trim_through(5);
+        assert_eq!(
+            topic.complete_after(),
+            4,
+            "a watcher that joins needs those before"
+        );
+        topic.extend_back(vec![pick(&[3])], 2);
+        assert_eq!(take(&topic, 2, 7, ALL), Ok(vec![3, 5, 7]));
     }
 
     #[test]

@@ -96,6 +96,28 @@ async fn keys_prove_a_feed_whose_events_are_compacted() {
     check_replaced(&bench, resume(&bench, None).await);
 }
 
+/// A mirror that got more events since its load than are compared, of which etcd has compacted all but the newest.
+async fn compacted_but_for_the_newest() -> Bench {
+    let bench = Bench::new().await;
+    bench.fill().await;
+    for number in 0..70 {
+        let change = bench.etcd.lock().put(&format!("k{number}"), "new");
+        bench.apply(change);
+    }
+    let mut etcd = bench.etcd.lock();
+    etcd.compacted = etcd.revision;
+    drop(etcd);
+    bench
+}
+
+#[tokio::test]
+async fn one_event_that_is_left_of_many_proves_a_feed_with_the_keys_alone() {
+    let bench = compacted_but_for_the_newest().await;
+    assert_eq!(resume(&bench, None).await.unwrap(), (74, 74));
+    bench.etcd.lock().rewrite(73);
+    check_replaced(&bench, resume(&bench, None).await);
+}
+
 #[tokio::test]
 async fn nothing_proves_a_feed_after_a_delete_that_is_compacted() {
     let bench = advanced(|etcd| etcd.delete("c")).await;

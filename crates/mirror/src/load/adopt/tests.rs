@@ -50,6 +50,16 @@ async fn changed() -> (Bench, Option<Previous>) {
     (bench, previous)
 }
 
+#[tokio::test]
+async fn what_differs_is_not_read_beyond_the_memory_of_the_mirror() {
+    let bench = Bench::with_memory("64KiB").await;
+    let mut previous = of_memory(bench.load().await.unwrap().tree);
+    bench.etcd.lock().put("b", &"v".repeat(128 << 10));
+    let loaded = bench.load_after(&mut previous).await;
+    assert_eq!(loaded.ok().and_then(|loaded| loaded.adopted), None);
+    assert!(previous.is_none(), "everything is loaded instead");
+}
+
 const NOW: [&str; 3] = ["a=loaded", "b=changed", "d=new"];
 
 #[tokio::test]
