@@ -408,7 +408,8 @@ impl InFlightCall {
     /// [`LeanError`]
     pub(crate) fn send(&self, body: &[u8], is_last: bool) -> Result<(), LeanError> {
         let mut state = self.shared.state.lock();
-        if self.shared.is_closed() {
+        // A call in flight continues while the server leaves.
+        if self.shared.is_closed() && !state.calls.contains_key(&self.stream) {
             return Err(LeanError::Closed);
         }
         // The window of a stream is never waited for: what is sent on one is far smaller.

@@ -63,7 +63,7 @@ impl Peer {
         Peer::with_buffer(1 << 20).await
     }
 
-    /// The same, whose socket takes no more than `bytes` that the other side has not read.
+    /// A client, and its peer, with a socket that takes no more than `bytes` that the other side has not read.
     async fn with_buffer(bytes: usize) -> (Peer, Lean, End) {
         let (ours, theirs) = tokio::io::duplex(bytes);
         let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
