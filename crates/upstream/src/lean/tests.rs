@@ -332,7 +332,7 @@ fn head_of_many_fields_is_refused() {
 
 /// Although the rest of another request cannot be written any more.
 #[tokio::test(start_paused = true)]
-async fn answer_of_a_peer_that_has_gone_is_read() {
+async fn answer_of_a_peer_that_was_closed_is_read() {
     // Chance must not decide what is looked at first.
     for _ in 0..64 {
         let (mut peer, lean, _end) = Peer::with_buffer(24 << 10).await;
