@@ -667,12 +667,12 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use bytes::Bytes;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::MAX_SHORT_BYTES;
     use crate::fake::{Answer, FakeEtcd, status_of_member};
+    use crate::lean::tests::{GOAWAY, Peer};
     use crate::upstream_body::is_reset;
 
     const SOON: Duration = Duration::from_secs(20);
@@ -808,42 +808,25 @@ mod tests {
         assert_eq!(connection.in_flight(), 0);
     }
 
-    /// A connection with the lean client to a peer that the test plays frame by frame, and that has read the preface.
-    async fn open_lean_to_script() -> (TcpStream, Arc<Connection>, JoinHandle<String>) {
+    /// A connection with the lean client to a peer that the test plays frame by frame.
+    async fn open_lean_to_script() -> (Peer<TcpStream>, Arc<Connection>, JoinHandle<String>) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url: Url = format!("http://{}", listener.local_addr().unwrap())
             .parse()
             .unwrap();
         let (connection, driver) = open_lean(&url).await;
-        let (mut peer, _) = listener.accept().await.unwrap();
-        peer.read_exact(&mut [0; 24]).await.unwrap();
-        (peer, connection, driver)
-    }
-
-    /// Reads up to the end of a request, and returns its stream.
-    async fn next_request(peer: &mut TcpStream) -> u32 {
-        loop {
-            let mut prefix = [0; 9];
-            peer.read_exact(&mut prefix).await.unwrap();
-            let [a, b, c, kind, flags, stream @ ..] = prefix;
-            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-            peer.read_exact(&mut payload).await.unwrap();
-            // Data with which a stream ends.
-            if (kind, flags) == (0, 1) {
-                return u32::from_be_bytes(stream);
-            }
-        }
+        let (stream, _) = listener.accept().await.unwrap();
+        (Peer::on(stream).await, connection, driver)
     }
 
     #[tokio::test]
     async fn short_call_that_the_server_has_not_processed_is_returned() {
         let (mut peer, connection, _driver) = open_lean_to_script().await;
         let playing = async move {
-            assert_eq!(next_request(&mut peer).await, 1);
-            assert_eq!(next_request(&mut peer).await, 3);
-            // GOAWAY: the first one may have been processed. Then the connection ends.
-            let leaving = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
-            peer.write_all(&leaving).await.unwrap();
+            assert_eq!(peer.request().await, 1);
+            assert_eq!(peer.request().await, 3);
+            // The first one may have been processed. Then the connection ends.
+            peer.send(GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]).await;
         };
         let (first, second) = (connection.send(call("/a")), connection.send(call("/b")));
         let (first, second, ()) = tokio::join!(first, second, playing);

@@ -174,9 +174,8 @@ impl Anchor {
 
     /// Whether the events from revision `first` on prove as much as events can: all that are kept, which are many.
     pub(super) fn proves_by_events_from(&self, first: i64) -> bool {
-        let compared = self.recent.iter().filter(|change| change.revision() >= first);
-        let compared = compared.count();
-        self.recent_is_full && compared == self.recent.len() && compared >= ENOUGH_EVENTS
+        let oldest = self.recent.first().map(Change::revision);
+        self.recent_is_full && self.recent.len() >= ENOUGH_EVENTS && oldest >= Some(first)
     }
 
     /// Whether one of the events from revision `first` on is a delete.

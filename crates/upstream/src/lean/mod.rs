@@ -26,7 +26,7 @@ mod huffman;
 mod parts;
 mod response;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod unary;
 
 pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};

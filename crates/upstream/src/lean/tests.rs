@@ -8,7 +8,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -29,7 +29,7 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
-const GOAWAY: u8 = 7;
+pub(crate) const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
@@ -52,7 +52,7 @@ async fn call(lean: &Lean, body: &[u8]) -> Result<Whole, LeanError> {
 }
 
 /// The server's side of a connection, as a test plays it.
-struct Peer(DuplexStream);
+pub(crate) struct Peer<S = DuplexStream>(S);
 
 /// Why the connection of a client ended.
 type End = JoinHandle<LeanError>;
@@ -68,10 +68,7 @@ impl Peer {
         let (ours, theirs) = tokio::io::duplex(bytes);
         let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
         let end = tokio::spawn(driver);
-        let mut peer = Peer(theirs);
-        let mut preface = [0; 24];
-        peer.0.read_exact(&mut preface).await.unwrap();
-        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        let mut peer = Peer::on(theirs).await;
         let (kind, flags, stream, settings) = peer.frame().await;
         assert_eq!((kind, flags, stream), (SETTINGS, 0, 0));
         // No dynamic table, no pushes, and a window of 64 KiB.
@@ -79,8 +76,19 @@ impl Peer {
         assert_eq!(peer.frame().await.0, WINDOW_UPDATE);
         (peer, lean, end)
     }
+}
 
-    async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
+    /// The peer on `stream` that has read the preface.
+    pub(crate) async fn on(stream: S) -> Peer<S> {
+        let mut peer = Peer(stream);
+        let mut preface = [0; 24];
+        peer.0.read_exact(&mut preface).await.unwrap();
+        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        peer
+    }
+
+    pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
         let mut frame = BytesMut::new();
         frame.put_uint(payload.len() as u64, 3);
         frame.put_slice(&[kind, flags]);
@@ -101,7 +109,7 @@ impl Peer {
     }
 
     /// Reads up to the end of a request, and returns its stream.
-    async fn request(&mut self) -> u32 {
+    pub(crate) async fn request(&mut self) -> u32 {
         loop {
             if let (DATA, END_STREAM, stream, _) = self.frame().await {
                 return stream;
