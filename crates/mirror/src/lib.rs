@@ -54,6 +54,7 @@ mod verify;
 mod version_gate;
 pub mod view;
 pub mod watch_hub;
+mod watched;
 
 pub use flags::{CachePack, MirrorConfig, default_cache_bytes};
 pub use image::{ImageError, check_images};
@@ -64,6 +65,7 @@ pub use mirrors::Mirrors;
 pub use neighbours::UselessNeighbour;
 pub use stale::StaleView;
 pub use view::{HeldView, HeldViews, prefix_sizes};
+pub use watched::WatchedLoads;
 
 use std::sync::Arc;
 

@@ -25,14 +25,14 @@ use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous,
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
-use super::view::{Epoch, LoadedStore, Mirror, ReaderEnd};
+use super::view::{Epoch, Mirror, ReaderEnd};
 use super::watch_hub;
 use etcd_store::cache::Store;
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::{Span, SpanExt as _};
-use rangecache_upstream::{Backoff, Connection, ReceiveWindow};
+use rangecache_upstream::{Backoff, ReceiveWindow};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -265,23 +265,8 @@ impl Lifecycle<'_> {
             mirrors.history_limits,
             mirror.now(),
         );
-        let shows_hub = self.is_of_known_hub(loaded.connection.as_ref());
-        let filled = mirror.fill(epoch, LoadedStore::new(store).showing_hub(shows_hub));
+        let filled = mirror.fill(epoch, store);
         Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
-    }
-
-    /// Whether what was loaded on `connection`, unless the load was interrupted, was loaded under a number of a hub that is known to be
-    /// the history's: it would otherwise seem to show, once it is found again, that the number is that.
-    fn is_of_known_hub(&self, connection: Option<&Arc<Connection>>) -> bool {
-        let Mirrors { set, upstream, .. } = self.mirrors;
-        match connection {
-            Some(connection) => connection.hub_history().is_none_or(|of_hub| {
-                let history = set.cluster_state.before_check().history;
-                history.knows_hub(of_hub) != Some(false)
-            }),
-            // While no number is known, none is that of another history.
-            None => !upstream.is_behind_hub() || !set.cluster_state.before_check().history.knows_any_hub(),
-        }
     }
 
     /// Reads the image at the start, and compares its history with etcd's; `None` if there is none of use.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,7 +18,8 @@ use super::metrics::RoomMetrics;
 use super::neighbours::UselessNeighbour;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{Mirror, Pinned};
-use super::watch_hub::WatchHub;
+use super::watch_hub::{Reader, WatchHub};
+use super::watched::WatchedLoads;
 use etcd_store::cache::HistoryLimits;
 use etcd_store::keyspace::Interval;
 use etcd_store::keyspace::scope::scopes;
@@ -99,7 +99,7 @@ impl Mirrors {
                 let (set, upstream) = (Arc::clone(&set), Arc::clone(upstream));
                 Box::new(move |connection, history| {
                     let (set, upstream) = (Arc::clone(&set), Arc::clone(&upstream));
-                    Box::pin(async move { is_of_history(&set, &upstream, &connection, history, false).await })
+                    Box::pin(async move { is_of_history(&set, &upstream, &connection, history, None).await })
                 })
             },
         };
@@ -290,23 +290,22 @@ impl Mirrors {
         self.live.load().freshness_timeout
     }
 
-    /// Whether the member behind `connection` is of `history`: its events continue those of each mirror
-    /// ([`is_of_history`]).
-    pub async fn is_of_history(
+    /// Loads that the readers of watchers are of, each of the mirror at the position before it.
+    pub fn watched<'a>(&self, readers: impl Iterator<Item = (usize, &'a Reader)>) -> WatchedLoads {
+        let loads = readers.map(|(position, reader)| (position, reader.generation()));
+        WatchedLoads::new(&self.set, loads)
+    }
+
+    /// Whether etcd may continue the watchers of `watched` on `connection`: the member behind it is of `history`, so that its events
+    /// continue those of each mirror ([`is_of_history`]), and those that were watched are among them.
+    pub async fn may_continue(
         &self,
         connection: &Arc<Connection>,
         history: HistoryId,
-        is_handover: bool,
+        watched: &WatchedLoads,
     ) -> bool {
-        is_of_history(&self.set, &self.upstream, connection, history, is_handover).await
-    }
-
-    /// Time by which a connection must have been opened on which etcd continues watchers of the mirrors at `positions`: a mirror
-    /// that was removed since cannot be compared with etcd any more. `None` if none was removed.
-    pub fn opened_by(&self, positions: impl Iterator<Item = usize>) -> Option<Instant> {
-        positions
-            .filter_map(|position| self.set.get(position)?.opened_by())
-            .min()
+        is_of_history(&self.set, &self.upstream, connection, history, Some(watched)).await
+            && watched.began_after(connection.history_since())
     }
 }
 
@@ -415,21 +414,5 @@ mod tests {
         let before = mirrors.cluster_state.before_check();
         mirrors.set.replace_history(&before, 3, "restored");
         assert_eq!(mirrors.reported_compaction(8), None);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn connection_has_to_be_older_than_the_first_removal_among_its_mirrors() {
-        let bench = Bench::new().await;
-        let mirrors = bench.mirrors(&SCOPES);
-        assert_eq!(mirrors.opened_by([0, 1].into_iter()), None);
-        let mut removed = Vec::new();
-        for position in [1, 0] {
-            tokio::time::advance(Duration::from_millis(1)).await;
-            crate::testing::serve(mirrors.at(position).unwrap(), 10);
-            mirrors.set.get(position).unwrap().remove();
-            removed.push(Instant::now());
-        }
-        assert_eq!(mirrors.opened_by([0, 1].into_iter()), Some(removed[0]));
-        assert_eq!(mirrors.opened_by([0].into_iter()), Some(removed[1]));
     }
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http_body::Frame;
-use tokio::time::Instant;
 
 use super::downstream::Downstream;
 use super::etcd_stream::{EtcdStream, StreamStep};
@@ -21,6 +20,7 @@ use crate::proxy::response::Polled;
 use etcd_store::cache::WatchFields;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
+use rangecache_mirror::WatchedLoads;
 use rangecache_mirror::history::History;
 
 /// etcd's call for one stream.
@@ -40,19 +40,19 @@ pub(super) enum Left {
 
 impl EtcdSource {
     /// Opens the call that continues the watchers of `relay`, which are of `history`, because memory cannot serve the stream
-    /// for `reason`. `opened_by` is described at [`EtcdStream::open`].
+    /// for `reason`. `watched` is described at [`EtcdStream::open`].
     pub(super) fn open(
         down: &mut Downstream,
         reason: Reason,
         relay: Relay,
         history: Arc<History>,
-        opened_by: Option<Instant>,
+        watched: WatchedLoads,
     ) -> EtcdSource {
         down.bytes.set_relayed(relay.held_bytes());
         down.serve_from_etcd(reason);
         let (client, parts) = (&down.stream.client, down.stream.parts.clone());
         EtcdSource {
-            stream: EtcdStream::open(client, parts, relay, history, opened_by),
+            stream: EtcdStream::open(client, parts, relay, history, watched),
             returning: Returning::new(reason),
         }
     }

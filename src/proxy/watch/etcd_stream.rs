@@ -28,6 +28,7 @@ use etcd_wire::grpc::Status;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
+use rangecache_mirror::WatchedLoads;
 use rangecache_mirror::history::{ClusterState, History};
 use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
 
@@ -111,14 +112,14 @@ impl fmt::Debug for EtcdStream {
 
 impl EtcdStream {
     /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
-    /// request. A handover waits for its turn, and for the proof that etcd is of `history`, the one of the watchers (W10), on a
-    /// connection that was opened at `opened_by` or before; what happens meanwhile is sent by etcd later.
+    /// request. A handover waits for its turn, and for the proof that etcd may continue what was `watched` in `history` (W10); what
+    /// happens meanwhile is sent by etcd later.
     pub(super) fn open(
         client: &Client,
         parts: Parts,
         relay: Relay,
         history: Arc<History>,
-        opened_by: Option<Instant>,
+        watched: WatchedLoads,
     ) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
@@ -158,9 +159,7 @@ impl EtcdStream {
                     failed => return failed.into(),
                 };
                 let connection = sent.in_flight.connection();
-                let is_of_history = mirrors.is_of_history(connection, of, true).await;
-                let is_early = || opened_by.is_none_or(|latest| connection.history_since() <= latest);
-                if is_of_history && is_early() {
+                if mirrors.may_continue(connection, of, &watched).await {
                     Opened::Response(sent)
                 } else {
                     Opened::Unusable
@@ -496,7 +495,7 @@ mod tests {
         let relay = Relay::new(Ids::default(), carried, BTreeSet::new(), 0);
         let history = scene.mirrors.cluster_state.current();
         let parts = kept_head(WATCH, &headers(&[]));
-        EtcdStream::open(&scene.client(), parts, relay, history, None)
+        EtcdStream::open(&scene.client(), parts, relay, history, WatchedLoads::default())
     }
 
     async fn create(stream: &mut EtcdStream) {

@@ -21,6 +21,7 @@ use super::relay::Relay;
 use super::returning::Joined;
 use super::watchers::Watcher;
 use rangecache_base::telemetry::Reason;
+use rangecache_mirror::WatchedLoads;
 
 /// Source that serves a stream.
 #[derive(Debug)]
@@ -35,7 +36,13 @@ pub(super) enum Source {
 pub(super) fn begin_at_etcd(down: &mut Downstream, reason: Reason) -> Source {
     let history = down.mirrors().cluster_state.current();
     let relay = Relay::new(down.ids.clone(), Vec::new(), BTreeSet::new(), 0);
-    Source::Etcd(Box::new(EtcdSource::open(down, reason, relay, history, None)))
+    Source::Etcd(Box::new(EtcdSource::open(
+        down,
+        reason,
+        relay,
+        history,
+        WatchedLoads::default(),
+    )))
 }
 
 /// Lets etcd continue a stream that `memory` cannot serve any longer, at once or when the mirrors have what they must have.
@@ -70,8 +77,11 @@ pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut 
         down.metrics().record_created("etcd", reason.as_str());
     }
     down.metrics().record_handover("etcd", reason.as_str());
-    let positions = memory.watchers.all().map(|watcher| watcher.mirror);
-    let opened_by = down.mirrors().opened_by(positions);
+    let readers = memory
+        .watchers
+        .all()
+        .map(|watcher| (watcher.mirror, &watcher.reader));
+    let watched = down.mirrors().watched(readers);
     memory
         .watchers
         .all()
@@ -81,9 +91,7 @@ pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut 
     let shown = down.reported.max(down.last_event);
     let relay = Relay::new(down.ids.clone(), memory.watchers.carried(), taken, shown);
     down.handle_first(create);
-    Source::Etcd(Box::new(EtcdSource::open(
-        down, reason, relay, history, opened_by,
-    )))
+    Source::Etcd(Box::new(EtcdSource::open(down, reason, relay, history, watched)))
 }
 
 /// Continues the stream of `etcd` from memory: `joined` have every event above `revision`.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rangecache_mirror::WatchedLoads;
 use rangecache_upstream::ReceiveWindow;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,10 +44,18 @@ fn member_that_does_not_respond_delays_no_comparison_with_another() {
         let history = mirrors.cluster_state.history();
         let waiting = {
             let (mirrors, silent) = (Arc::clone(&mirrors), Arc::clone(&silent));
-            tokio::spawn(async move { mirrors.is_of_history(&silent, history, false).await })
+            tokio::spawn(async move {
+                mirrors
+                    .may_continue(&silent, history, &WatchedLoads::default())
+                    .await
+            })
         };
         sleep(Duration::from_millis(100)).await;
-        let compared = timeout(SOON, mirrors.is_of_history(&healthy, history, false)).await;
+        let compared = timeout(
+            SOON,
+            mirrors.may_continue(&healthy, history, &WatchedLoads::default()),
+        )
+        .await;
         assert!(!waiting.is_finished(), "the member responds");
         assert_eq!(compared.ok(), Some(true));
         waiting.abort();

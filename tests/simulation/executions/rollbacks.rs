@@ -141,16 +141,17 @@ fn page_after_a_rollback_does_not_continue_a_list_of_before() {
     });
 }
 
-#[test]
-fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_more() {
-    run(async {
+/// A watch behind a hub whose mirror cannot show that etcd was rolled back behind the hub; `prefixes` are those of its mirrors.
+fn watch_behind_a_hub_does_not_continue_over_a_rollback(prefixes: &'static [&'static str]) {
+    run(async move {
         const WATCHED: &str = "/sim/a/0";
-        let world = world((0..6).map(|number| put(&key(number), "first"))).await;
+        let first = (0..6).map(|number| put(&key(number), "first"));
+        let world = world(first.chain([put("/sim/c/0", "first")])).await;
         let settings =
             |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
         let hub = Hub::start(0, settings(&[])).await;
         let place = Place::before_hubs(1, false);
-        let leaf = Rangecache::start_at(place, settings(&["--cache-prefix=/sim/a/"])).await;
+        let leaf = Rangecache::start_at(place, settings(prefixes)).await;
         while leaf.memory_answers() == 0 {
             read_from_memory(&world, WATCHED).await;
         }
@@ -182,6 +183,19 @@ fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_m
         );
         assert_eq!(after, [], "events of the other history");
     });
+}
+
+#[test]
+fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_more() {
+    watch_behind_a_hub_does_not_continue_over_a_rollback(&["--cache-prefix=/sim/a/"]);
+}
+
+#[test]
+fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_another_mirror_does_not_show() {
+    watch_behind_a_hub_does_not_continue_over_a_rollback(&[
+        "--cache-prefix=/sim/a/",
+        "--cache-prefix=/sim/c/",
+    ]);
 }
 
 #[test]

@@ -323,7 +323,6 @@ mod tests {
             recent: Vec::new(),
             recent_is_full: false,
             base: None,
-            shows_hub: true,
             tree: Tree::from_sorted(keys.map(|(key, revision)| KeyValue::new(key, revision, "v").entry())),
         }
     }

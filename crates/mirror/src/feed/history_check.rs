@@ -11,30 +11,32 @@ use crate::history::{HistoryId, Position};
 use crate::load::LoadCause;
 use crate::set::MirrorSet;
 use crate::view::Mirror;
+use crate::watched::WatchedLoads;
 use etcd_wire::grpc::hub::HubHistory;
 use rangecache_upstream::{Connection, Upstream, hub_check};
 
 /// Whether the member behind `connection` is of `history`: its events continue those of each mirror of `set`.
-/// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless `is_handover`: watchers
-/// whose last event nothing can show do not continue. This is asked once per connection and history; if the history is
+/// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless watchers of `watched` are handed
+/// over: those whose last event nothing can show do not continue. This is asked once per connection and history; if the history is
 /// another one, every mirror is dropped.
 pub(crate) async fn is_of_history(
     set: &MirrorSet,
     upstream: &Upstream,
     connection: &Arc<Connection>,
     history: HistoryId,
-    is_handover: bool,
+    watched: Option<&WatchedLoads>,
 ) -> bool {
+    let is_handover = watched.is_some();
     // Behind a hub etcd may have been replaced since the last comparison.
     let of_hub = match history_of_hub(connection).await {
         Ok(of_hub) => of_hub,
         Err(_) => return false,
     };
-    let before = set.cluster_state.before_check();
-    // Watchers continue only under a number of the hub under which contents were found, and not only no difference.
+    // Watchers continue only under a number of the hub under which the contents that they watched were found, and not only no
+    // difference. Another mirror, or a later load, says nothing of them.
     let is_shown = || {
-        let is_known = of_hub.is_none_or(|of_hub| before.history.knows_hub(of_hub) == Some(true));
-        connection.is_of_history(history.number()) && (is_known || !is_handover)
+        let is_known = |of_hub| watched.is_none_or(|watched| watched.were_found_under(set, of_hub));
+        connection.is_of_history(history.number()) && of_hub.is_none_or(is_known)
     };
     if is_shown() {
         return true;

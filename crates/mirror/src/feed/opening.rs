@@ -89,7 +89,6 @@ impl<'a> Feed<'a> {
                 .first_event(compacted)
                 .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
-        let before = feeding.set.cluster_state.before_check();
         let of_hub = feeding.connection.hub_history();
         let mut proof = loaded_by
             .clone()
@@ -100,9 +99,9 @@ impl<'a> Feed<'a> {
             let cause = match opened {
                 Ok(proven) => {
                     match &proof {
-                        ContinuityProof::Load(by) => feeding.note_loaded(&before, by),
+                        ContinuityProof::Load(by) => feeding.note_loaded(by)?,
                         ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
-                            feeding.note_compared(&before, of_hub, anchor.shows_hub);
+                            feeding.note_compared(of_hub)?;
                         }
                     }
                     *loaded_by = None;

@@ -4,7 +4,6 @@
 //! check, feed, load and forwarded response notes its revisions in the history in which it began, so that a late note
 //! of an old history cannot change a new one.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -14,13 +13,9 @@ use tokio::time::Instant;
 
 use super::proofs::{Proofs, SentAt};
 use etcd_store::cache::ResponseHeader;
-use etcd_wire::grpc::hub::HubHistory;
 
 /// Value of `raft_gap` before the first status.
 const UNKNOWN_GAP: i64 = i64::MIN;
-
-/// Numbers of hubs that are kept for a history.
-const MAX_HUB_NUMBERS: usize = 16;
 
 /// Names one history of etcd within this process: the number of replacements of history before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,8 +64,6 @@ pub struct History {
     identity: ArcSwapOption<ResponseHeader>,
     /// Written by each check; read only where a response may be older than its request.
     proofs: Mutex<Proofs>,
-    /// Numbers of hubs for this history, the oldest first: those under which contents were loaded, or compared and found the same.
-    of_hubs: Mutex<VecDeque<HubHistory>>,
 }
 
 /// State when a check, a feed or a load began.
@@ -118,7 +111,6 @@ impl History {
             raft_gap: AtomicI64::new(UNKNOWN_GAP),
             identity: ArcSwapOption::empty(),
             proofs: Mutex::default(),
-            of_hubs: Mutex::default(),
         }
     }
 
@@ -193,29 +185,6 @@ impl History {
 
     pub(crate) fn note_raft_index(&self, raft_index: u64, revision: i64) {
         raise(&self.raft_gap, gap(raft_index, revision));
-    }
-
-    /// Records the number of a hub for this history.
-    pub(crate) fn note_hub(&self, of_hub: HubHistory) {
-        let mut known = self.of_hubs.lock();
-        if known.contains(&of_hub) {
-            return;
-        }
-        if known.len() == MAX_HUB_NUMBERS {
-            known.pop_front();
-        }
-        known.push_back(of_hub);
-    }
-
-    /// Whether a hub's number is known to be one of this history; `None` while none is.
-    pub(crate) fn knows_hub(&self, of_hub: HubHistory) -> Option<bool> {
-        let known = self.of_hubs.lock();
-        (!known.is_empty()).then(|| known.contains(&of_hub))
-    }
-
-    /// Whether the number of any hub is known to be one of this history.
-    pub(crate) fn knows_any_hub(&self) -> bool {
-        !self.of_hubs.lock().is_empty()
     }
 
     pub(crate) fn note_identity(&self, header: ResponseHeader) {
@@ -355,22 +324,6 @@ mod tests {
 
     fn before(history: &Arc<History>) -> Before {
         Before::new(Arc::clone(history), 0, 0)
-    }
-
-    #[test]
-    fn numbers_of_hubs_are_known_once_one_was_recorded() {
-        let history = history();
-        let of_hub = |number| HubHistory { instance: 1, number };
-        assert_eq!(history.knows_hub(of_hub(0)), None);
-        history.note_hub(of_hub(0));
-        history.note_hub(of_hub(0));
-        assert_eq!(history.knows_hub(of_hub(0)), Some(true));
-        assert_eq!(history.knows_hub(of_hub(1)), Some(false));
-        for number in 1..=MAX_HUB_NUMBERS as u64 {
-            history.note_hub(of_hub(number));
-        }
-        assert_eq!(history.knows_hub(of_hub(0)), Some(false), "too many since");
-        assert_eq!(history.knows_hub(of_hub(1)), Some(true));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `state` | the view that readers see, and the epoch that guards it |
+//! | `hub_numbers` | by which numbers hubs have named the history of a load |
 //! | `held_views` | bytes that only readers keep in memory |
 //! | `past_revisions` | rebuilt states at past revisions |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
@@ -11,6 +12,7 @@
 
 mod ended;
 mod held_views;
+mod hub_numbers;
 mod past_revisions;
 mod pinned;
 mod prefixes;

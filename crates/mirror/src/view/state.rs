@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
+use super::hub_numbers::HubNumbers;
 use super::past_revisions::PastRevisions;
 use crate::history::{ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
@@ -101,6 +102,8 @@ struct Contents {
     generation: u64,
     /// The last load whose contents were dropped, and why.
     ended: Option<(u64, ReaderEnd)>,
+    /// Numbers of hubs for the contents of that load.
+    of_hubs_of_ended: HubNumbers,
     /// Since when the mirror has had no feed because etcd has no leader.
     no_leader_since: Option<Instant>,
     /// Lowest revision at which a feed has resumed since the watch hub looked last.
@@ -116,9 +119,8 @@ pub(crate) struct LoadedStore {
     last_event: Option<i64>,
     /// The newest events since the load.
     recent: RecentEvents,
-    /// Whether finding these contents shows that a hub's number is the known history's: not if they were loaded under another
-    /// number than those that are known.
-    shows_hub: bool,
+    /// Numbers of hubs under which these contents were loaded, or compared and found the same.
+    of_hubs: HubNumbers,
     /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
     past: Arc<PastRevisions>,
 }
@@ -138,14 +140,9 @@ impl LoadedStore {
             newest_key: None,
             last_event: None,
             recent: RecentEvents::default(),
-            shows_hub: true,
+            of_hubs: HubNumbers::default(),
             past,
         }
-    }
-
-    /// Sets whether finding the contents again shows that a hub's number is the known history's.
-    pub(crate) fn showing_hub(self, shows_hub: bool) -> LoadedStore {
-        LoadedStore { shows_hub, ..self }
     }
 
     /// Applies the events of whole revisions up to `revision`.
@@ -253,6 +250,7 @@ impl Mirror {
                 loaded: None,
                 generation: 0,
                 ended: None,
+                of_hubs_of_ended: HubNumbers::default(),
                 no_leader_since: None,
                 resumed_at: None,
             }),
@@ -370,8 +368,6 @@ pub(crate) struct Anchor {
     pub(crate) tree: Tree,
     /// The oldest state that memory has, and its revision, if `recent` has every event since.
     pub(crate) base: Option<(Tree, i64)>,
-    /// Whether finding the contents shows that a hub's number is the known history's.
-    pub(crate) shows_hub: bool,
 }
 
 #[cfg(test)]

@@ -210,6 +210,12 @@ impl Reader {
         self.generation.reached()
     }
 
+    /// Number of the mirror's load that the events belong to.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.number
+    }
+
     /// Number of etcd's history that the events belong to.
     #[must_use]
     pub fn history(&self) -> HistoryId {

@@ -12,6 +12,7 @@ use crate::history::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Entry, Repacked, Tree, Unpacker};
 use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::hub::HubHistory;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 
@@ -80,8 +81,25 @@ impl Mirror {
                 Some((tree, revision)) if !loaded.recent.is_full() => Some((tree.clone(), revision)),
                 _ => None,
             },
-            shows_hub: loaded.shows_hub,
         }))
+    }
+
+    /// Records that the contents were loaded, or compared and found the same, under a number of a hub.
+    pub(crate) fn note_hub(&self, epoch: Epoch, of_hub: HubHistory) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        contents.loaded.as_mut().ok_or(StaleEpoch)?.of_hubs.note(of_hub);
+        Ok(())
+    }
+
+    /// Whether the contents of the load with this number were found under a number of a hub. What was dropped can be compared no
+    /// more, and before the last load that was dropped nothing is known.
+    pub(crate) fn was_found_under(&self, generation: u64, of_hub: HubHistory) -> bool {
+        let contents = self.contents.lock();
+        match (&contents.loaded, contents.ended) {
+            (Some(loaded), _) if contents.generation == generation => loaded.of_hubs.contains(of_hub),
+            (_, Some((ended, _))) if ended == generation => contents.of_hubs_of_ended.contains(of_hub),
+            _ => false,
+        }
     }
 
     /// Puts the mirror in service with its contents.
@@ -260,6 +278,7 @@ impl Mirror {
     fn drop_loaded(&self, contents: &mut Contents, ended: ReaderEnd) {
         if let Some(loaded) = contents.loaded.take() {
             contents.ended = Some((contents.generation, ended));
+            contents.of_hubs_of_ended = loaded.of_hubs;
             self.held_views.record_dropped(&loaded.store);
         }
         self.loading_bytes.store(0, Ordering::Relaxed);
@@ -584,6 +603,37 @@ mod tests {
         assert_eq!(mirror.follow(Some(10), 1).0.resumed_at, Some(10));
         mirror.put_in_service(epoch).unwrap();
         assert_eq!(mirror.follow(Some(15), 1).0.resumed_at, Some(15));
+    }
+
+    #[test]
+    fn contents_of_a_load_are_found_under_numbers_of_that_load_alone() {
+        let of_hub = |number| HubHistory { instance: 1, number };
+        let mirror = serving();
+        let epoch = mirror.epoch();
+        assert!(!mirror.was_found_under(1, of_hub(0)), "loaded from etcd");
+        mirror.note_hub(epoch, of_hub(0)).unwrap();
+        let load_again = |revision| {
+            let dropped = ReaderEnd::Dropped(Reason::Loading);
+            mirror.drop_contents(epoch, Reason::Loading, dropped).unwrap();
+            assert_eq!(
+                mirror.note_hub(epoch, of_hub(9)),
+                Err(StaleEpoch),
+                "nothing is loaded"
+            );
+            mirror.fill(epoch, store(revision)).unwrap();
+        };
+        load_again(20);
+        mirror.note_hub(epoch, of_hub(1)).unwrap();
+        let found = |generation, number| mirror.was_found_under(generation, of_hub(number));
+        assert_eq!((found(1, 0), found(1, 1)), (true, false));
+        assert_eq!((found(2, 0), found(2, 1)), (false, true));
+        load_again(30);
+        assert_eq!(
+            (found(1, 0), found(2, 1)),
+            (false, true),
+            "the last one alone is kept"
+        );
+        assert_eq!((found(3, 1), found(3, 9)), (false, false));
     }
 
     #[tokio::test(start_paused = true)]
