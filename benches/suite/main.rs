@@ -18,6 +18,8 @@ mod load;
 mod measure;
 mod open_loop;
 mod processes;
+#[path = "../shared/program.rs"]
+mod program;
 mod replay_server;
 
 mod memory_group;
@@ -38,11 +40,9 @@ mod watchers;
 mod wire;
 mod writes;
 
-use std::io::Write;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
-use clap::Parser;
 
 use args::{Args, Mode};
 use processes::{Binaries, EtcdOptions};
@@ -51,47 +51,7 @@ use processes::{Binaries, EtcdOptions};
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(message) => {
-            // A closed pipe needs no report.
-            let _ = message.print();
-            // Misuse exits 64, like rangecache itself.
-            return ExitCode::from(if message.use_stderr() { 64 } else { 0 });
-        }
-    };
-    match start(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // The causes in one line: a backtrace would hide what to do. A closed pipe needs no report.
-            let _ = writeln!(std::io::stderr(), "{error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn start(args: Args) -> Result<()> {
-    // Two threads: the client must be able to use the CPU time that the servers leave, on a small machine as well.
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        tokio::select! {
-            outcome = run(args) => outcome,
-            // Dropping the run stops every process that it started.
-            _ = interrupted() => anyhow::bail!("interrupted"),
-        }
-    })
-}
-
-/// Waits for SIGINT or SIGTERM.
-async fn interrupted() -> Result<()> {
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-    tokio::select! {
-        outcome = tokio::signal::ctrl_c() => Ok(outcome?),
-        _ = terminate.recv() => Ok(()),
-    }
+    program::run(run)
 }
 
 async fn run(args: Args) -> Result<()> {

@@ -11,7 +11,7 @@ use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
 use rangecache_edge::server::ListenConfig;
 use rangecache_edge::tls::{TlsConfig, TlsFlagError};
 use rangecache_mirror::{ImageError, MirrorConfig, check_images};
-use rangecache_upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
+use rangecache_upstream::{AccountError, CallerIsError, EtcdConfig};
 
 /// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
 #[derive(Parser, Debug, Clone)]
@@ -230,27 +230,7 @@ impl Config {
             &self.listen.metrics_urls,
             self.listen.allow_plaintext,
         )?;
-        self.validate_caller_is()?;
-        Ok(())
-    }
-
-    /// Checks that both rangecache and callers present certificates if these are to identify callers.
-    fn validate_caller_is(&self) -> Result<(), CallerIsError> {
-        if self.etcd.caller_is == CallerIs::Token {
-            return Ok(());
-        }
-        if self.tls.cert.is_none() {
-            return Err(CallerIsError::NoCertificate);
-        }
-        if let Some(url) = self.etcd.all_endpoints().into_iter().find(|url| !url.tls) {
-            return Err(CallerIsError::PlaintextEndpoint(url));
-        }
-        if self.tls.trusted_ca_file.is_none() || !self.listen.all_client_urls().any(|url| url.tls) {
-            return Err(CallerIsError::NoCallers);
-        }
-        if self.etcd.user.is_some() {
-            return Err(CallerIsError::User);
-        }
+        self.etcd.validate_callers(&self.tls, &clients)?;
         Ok(())
     }
 }

@@ -6,7 +6,6 @@ use super::flags::Config;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::Metrics;
 use rangecache_edge::tls::{Acceptor, Connector, FileError};
-use rangecache_upstream::CallerIs;
 
 impl Config {
     /// TLS towards etcd.
@@ -14,7 +13,7 @@ impl Config {
     /// # Errors
     /// The file that is invalid, and why.
     pub fn connector(&self, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
-        let names_callers = self.etcd.caller_is == CallerIs::Certificate;
+        let names_callers = self.etcd.certificates_name_callers();
         Connector::open(&self.tls, &self.etcd.all_endpoints(), names_callers, metrics)
     }
 

@@ -31,7 +31,7 @@ const NOT_COMPARED: u8 = 2;
 
 /// A key that is not the same on both sides.
 #[derive(Debug)]
-struct Difference {
+struct KeyDifference {
     key: Vec<u8>,
     kind: DifferenceKind,
 }
@@ -44,7 +44,7 @@ enum DifferenceKind {
     Differs(i64, i64),
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for KeyDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.key.escape_ascii();
         match self.kind {
@@ -130,7 +130,7 @@ pub fn run(options: &DiffConfig) -> ExitCode {
 ///
 /// # Errors
 /// What prevents the comparison, in words.
-async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<DiffSummary, String> {
+async fn compare(options: &DiffConfig, mut found: impl FnMut(&KeyDifference)) -> Result<DiffSummary, String> {
     let connections = options.connections();
     // Throwaway registry; these metrics are discarded.
     let connector = connections
@@ -181,7 +181,7 @@ async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Re
 }
 
 /// The difference between what both sides have of one key.
-fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<Difference> {
+fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<KeyDifference> {
     let (key, kind) = match (&a, &b) {
         (None, None) => return None,
         (Some(a), None) => (a.key(), DifferenceKind::OnlyA),
@@ -192,7 +192,7 @@ fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<Difference> {
             DifferenceKind::Differs(a.mod_revision(), b.mod_revision()),
         ),
     };
-    Some(Difference {
+    Some(KeyDifference {
         key: key.to_vec(),
         kind,
     })

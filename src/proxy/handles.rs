@@ -156,11 +156,6 @@ impl Proxy {
         reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !is_left_to_hub()
     }
 
-    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
-    pub(super) fn freshness_timeout(&self) -> Duration {
-        self.mirrors.freshness_timeout()
-    }
-
     /// Takes over the bounds that a reload has changed.
     pub fn reload(&self, limits: &LimitsConfig) {
         let forward = self.flags.load();
@@ -245,9 +240,8 @@ impl Proxy {
     ) -> Arc<Client> {
         let caller = Caller::new(&self.telemetry.clients, name);
         let client = caller.of_connection().number();
-        let own_name = self.forward.upstream.credentials().common_name();
         Arc::new(Client {
-            has_own_name: own_name.is_some_and(|own_name| name.is_certificate(own_name)),
+            has_own_name: self.forward.upstream.credentials().is_own_name(name),
             proxy: Arc::clone(self),
             access,
             peer,

@@ -1,32 +1,37 @@
 //! Requests that are refused before they are routed: those that a web page may have caused, those that this process has
 //! sent itself, those with too many header fields, and those that may write on a read-only listener.
 
-use std::sync::Arc;
-
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
 use super::call::CallHead;
 use super::handles::Proxy;
 use super::response::{ResponseBody, status_response};
-use etcd_wire::grpc::head::MAX_FIELDS;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Status, is_read_only};
 use rangecache_base::net::Transport;
-use rangecache_edge::browser::{is_of_a_browser, set_cors};
+use rangecache_edge::browser::set_cors;
 use rangecache_edge::limits::ClientAccount;
 
-/// The response to a request that is not handled; `None` if it is.
-pub(super) fn refuse_unwanted(
-    proxy: &Arc<Proxy>,
+/// The response to a request of a rangecache if this process has sent it itself; `None` if another one has.
+pub(super) fn refuse_own(
+    proxy: &Proxy,
     head: &CallHead,
     request: &Request<Incoming>,
-    transport: Transport,
 ) -> Option<Response<ResponseBody>> {
     let instance = proxy.forward.upstream.credentials().instance();
-    if head.fields.is_of_rangecache && instance.has_passed(request.headers()) {
-        return Some(refuse_loop(proxy, head, request));
-    }
+    let has_passed = instance.has_passed(request.headers());
+    has_passed.then(|| refuse_loop(proxy, head, request))
+}
+
+/// The response to a request of a browser that is not handled; `None` if it is. The page at `origin` has caused it, if there is
+/// one, and it is permitted.
+pub(super) fn refuse_page(
+    proxy: &Proxy,
+    request: &Request<Incoming>,
+    transport: Transport,
+    origin: Option<&HeaderValue>,
+) -> Option<Response<ResponseBody>> {
     if let Err(refusal) = proxy.browser.check(request, transport) {
         let text = refusal.to_string();
         tracing::warn!(
@@ -35,32 +40,30 @@ pub(super) fn refuse_unwanted(
         );
         return Some(text_response(StatusCode::FORBIDDEN, text));
     }
-    let origin = origin_of(proxy, request, transport)?;
+    let origin = origin?;
     // A page's question whether it may send the request itself; etcd answers it in the same way.
     if request.method() == Method::OPTIONS {
         let mut response = text_response(StatusCode::OK, String::new());
-        set_cors(response.headers_mut(), Some(origin));
+        set_cors(response.headers_mut(), Some(origin.clone()));
         return Some(response);
     }
     None
 }
 
-/// The response to a request with too many header fields; `None` if it has not. HTTP/1 has a lower bound of the library.
+/// The response to a request with too many header fields. HTTP/1 has a lower bound of the library.
+#[cold]
 pub(super) fn refuse_many_fields(
     account: &ClientAccount,
     head: &CallHead,
     request: &Request<Incoming>,
-) -> Option<Response<ResponseBody>> {
-    if request.headers().len() <= MAX_FIELDS {
-        return None;
-    }
+) -> Response<ResponseBody> {
     account.delay_after_refusal();
     let status = Status::TooManyFields;
     if head.fields.is_grpc() {
-        return Some(status_response(&status, grpc_content_type(request.headers())));
+        return status_response(&status, grpc_content_type(request.headers()));
     }
     let code = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-    Some(text_response(code, format!("{status}\n")))
+    text_response(code, format!("{status}\n"))
 }
 
 /// The response to a request that may write, on a listener that is read-only; `None` if it only reads.
@@ -83,14 +86,9 @@ pub(super) fn refuse_write(
     Some(text_response(StatusCode::FORBIDDEN, text))
 }
 
-/// Origin of the web page that caused the request, if there is one and it is permitted.
-pub(super) fn origin_of(
-    proxy: &Proxy,
-    request: &Request<Incoming>,
-    transport: Transport,
-) -> Option<HeaderValue> {
-    let origin = request.headers().get(header::ORIGIN);
-    let origin = origin.filter(|_| is_of_a_browser(request, transport))?;
+/// Origin of the web page that caused a request of a browser, if there is one and it is permitted.
+pub(super) fn origin_of(proxy: &Proxy, request: &Request<Incoming>) -> Option<HeaderValue> {
+    let origin = request.headers().get(header::ORIGIN)?;
     proxy.browser.permitted(origin).cloned()
 }
 

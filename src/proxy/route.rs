@@ -12,10 +12,10 @@ use super::forward::{Upgrade, forward_call, forward_http1, without_share};
 use super::handles::{Access, Client};
 use super::leaf_health::answer_leaf_health;
 use super::read::{Json, Streaming, Unary, is_json_range, serve};
-use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
+use super::refuse::{origin_of, refuse_many_fields, refuse_own, refuse_page, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
-use etcd_wire::grpc::head::head_bytes;
+use etcd_wire::grpc::head::{MAX_FIELDS, head_bytes};
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Method, Status, is_costly};
 use rangecache_base::faults::{self, Fault};
@@ -50,11 +50,11 @@ pub async fn handle(
     let from = (&**caller.of_connection(), client.peer);
     let mut record = CallRecord::begin(telemetry, of_client, from, (&head, &request), arrived);
     let mut call = client.account.hold(CallKind::Request);
-    if let Some(refused) = refuse(&client, &head, &request, transport) {
+    let page = is_of_a_browser(&request, transport).then(|| origin_of(proxy, &request));
+    if let Some(refused) = refuse(&client, &head, &request, transport, page.as_ref()) {
         record.record_refused(None, None);
         return Ok(respond(&client, &head, refused, call, record));
     }
-    let page = is_of_a_browser(&request, transport).then(|| origin_of(proxy, &request, transport));
     let response = match admit(&mut call, &head, &request, arrived).await {
         Err((reason, status)) => shed(&head, &request, reason, &status, &mut record),
         Ok(()) => {
@@ -72,20 +72,33 @@ pub async fn handle(
     Ok(responded)
 }
 
-/// The response to a request that has no handler; `None` if it has one.
+/// The response to a request that has no handler; `None` if it has one. If a browser can send the request, `page` is the origin
+/// of the permitted page that caused it, if there is one.
 fn refuse(
     client: &Client,
     head: &CallHead,
     request: &Request<Incoming>,
     transport: Transport,
+    page: Option<&Option<HeaderValue>>,
 ) -> Option<Response<ResponseBody>> {
     let proxy = &client.proxy;
-    refuse_many_fields(&client.account, head, request)
-        .or_else(|| refuse_unwanted(proxy, head, request, transport))
-        .or_else(|| match client.access {
-            Access::ReadOnly => refuse_write(proxy, head, request),
-            Access::Full => None,
-        })
+    if request.headers().len() > MAX_FIELDS {
+        return Some(refuse_many_fields(&client.account, head, request));
+    }
+    if head.fields.is_of_rangecache
+        && let Some(refused) = refuse_own(proxy, head, request)
+    {
+        return Some(refused);
+    }
+    if let Some(origin) = page
+        && let Some(refused) = refuse_page(proxy, request, transport, origin.as_ref())
+    {
+        return Some(refused);
+    }
+    match client.access {
+        Access::ReadOnly => refuse_write(proxy, head, request),
+        Access::Full => None,
+    }
 }
 
 /// Prepares `response` to be sent, with the record of its call.
@@ -206,7 +219,9 @@ async fn route(
         record.set_source(Source::Memory);
         return Ok(response);
     }
-    if let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request) {
+    if head.fields.is_of_rangecache
+        && let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request)
+    {
         record.set_source(Source::Memory);
         return Ok(response);
     }

@@ -13,7 +13,7 @@ use tonic::Code;
 use super::flags::{ReplayConfig, Speed};
 use super::line::RecordedRead;
 use super::recording::Recording;
-use super::report::{Pace, Report};
+use super::report::{Pace, ReplayReport};
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use rangecache_base::telemetry::Metrics;
 use rangecache_upstream::{ConnectionClass, Credentials, RangeStream, Upstream};
@@ -42,11 +42,11 @@ pub(super) async fn play(
     config: &ReplayConfig,
     recording: Recording,
     mut tell: impl FnMut(&str),
-) -> Result<Report, String> {
+) -> Result<ReplayReport, String> {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let upstream = connect(config, &tasks, &stop).await?;
     let recording = Arc::new(recording);
-    let mut report = Report::new(&recording);
+    let mut report = ReplayReport::new(&recording);
     let (results, mut queue) = mpsc::channel(QUEUE_RESULTS);
     let began = Instant::now();
     let pacing = pace(config, &recording, &upstream, results, &tasks);

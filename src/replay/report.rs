@@ -36,12 +36,13 @@ struct Row {
     /// Of each call, in microseconds.
     latencies: Vec<u32>,
     bytes: u64,
-    errors: BTreeMap<&'static str, u64>,
+    /// Number of calls by the name of gRPC's code.
+    errors: BTreeMap<String, u64>,
 }
 
 /// Result of a replay.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct ReplayReport {
     rows: BTreeMap<(&'static str, String), Row>,
     passed: BTreeMap<Passed, u64>,
     calls: u64,
@@ -51,9 +52,9 @@ pub(super) struct Report {
     pace: Pace,
 }
 
-impl Report {
-    pub(super) fn new(recording: &Recording) -> Report {
-        Report {
+impl ReplayReport {
+    pub(super) fn new(recording: &Recording) -> ReplayReport {
+        ReplayReport {
             rows: BTreeMap::new(),
             passed: recording.passed.clone(),
             calls: 0,
@@ -82,7 +83,7 @@ impl Report {
             Ok(bytes) => row.bytes += bytes,
             Err(code) => {
                 self.errors += 1;
-                *row.errors.entry(name_of(code)).or_default() += 1;
+                *row.errors.entry(format!("{code:?}")).or_default() += 1;
             }
         }
     }
@@ -195,7 +196,7 @@ impl Report {
             all.latencies.extend(&row.latencies);
             all.bytes += row.bytes;
             for (code, count) in &row.errors {
-                *all.errors.entry(code).or_default() += count;
+                *all.errors.entry(code.clone()).or_default() += count;
             }
         }
         all.latencies.sort_unstable();
@@ -229,29 +230,6 @@ impl Row {
     }
 }
 
-/// gRPC's name of a code.
-fn name_of(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "Ok",
-        Code::Cancelled => "Cancelled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
-    }
-}
-
 #[allow(clippy::cast_precision_loss, reason = "shown with one digit")]
 fn megabytes(bytes: u64) -> f64 {
     bytes as f64 / 1e6
@@ -266,7 +244,7 @@ mod tests {
 
     #[test]
     fn report_has_quantiles_and_errors_by_method_and_prefix() {
-        let mut report = Report::new(&Recording {
+        let mut report = ReplayReport::new(&Recording {
             passed: BTreeMap::from([(Passed::Watch, 3)]),
             ..Recording::default()
         });
@@ -308,7 +286,7 @@ mod tests {
     }
     #[test]
     fn control_characters_of_keys_are_escaped_in_the_table() {
-        let mut report = Report::new(&Recording::default());
+        let mut report = ReplayReport::new(&Recording::default());
         let read = RecordedRead {
             arrived_at: SystemTime::UNIX_EPOCH,
             is_stream: false,

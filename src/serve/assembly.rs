@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::files::Files;
+use super::files::ProcessFiles;
 use super::stages::Stages;
 use crate::config::{Config, LiveConfig, Setting, bounds};
 use crate::proxy::{self, Access, Proxy, ProxyFlags};
@@ -41,7 +41,7 @@ impl Assembly {
     ///
     /// # Errors
     /// A file with credentials that cannot be used.
-    pub fn start(config: &Config, settings: Vec<Setting>, files: Files) -> anyhow::Result<Assembly> {
+    pub fn start(config: &Config, settings: Vec<Setting>, files: ProcessFiles) -> anyhow::Result<Assembly> {
         let live = LiveConfig::new(config.clone(), settings);
         let credentials = Credentials::open(&config.etcd, &files.connector)?;
         let stages = Stages::default();

@@ -11,7 +11,7 @@ use rangecache_edge::tls::{Acceptor, Connector};
 
 /// TLS of both sides, the access log and the exporter of traces, with the metrics that count for them.
 #[derive(Debug)]
-pub struct Files {
+pub struct ProcessFiles {
     /// Every metric.
     pub metrics: Arc<Metrics>,
     /// TLS towards clients; `None` if no listener has it.
@@ -23,18 +23,18 @@ pub struct Files {
     pub(super) access_log_writer: Option<AccessLogWriter>,
 }
 
-impl Files {
+impl ProcessFiles {
     /// Reads the files that `config` names, and the variables of OpenTelemetry.
     ///
     /// # Errors
     /// A file that cannot be used, with its flag.
-    pub fn open(config: &Config) -> anyhow::Result<Files> {
+    pub fn open(config: &Config) -> anyhow::Result<ProcessFiles> {
         let metrics = Arc::new(Metrics::new());
         let (exporter, tracer) = open_exporter(&metrics).unzip();
         let (access_log_writer, access_log) = open_access_log(&config.access_log, &metrics)?.unzip();
         let tracer = tracer.unwrap_or_default();
         tracer.set_share(config.trace.trace_sample);
-        Ok(Files {
+        Ok(ProcessFiles {
             connector: config.connector(&metrics)?,
             acceptor: config.acceptor(&metrics)?,
             metrics,

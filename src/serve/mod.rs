@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use assembly::Assembly;
-pub use files::Files;
+pub use files::ProcessFiles;
 pub use stages::Stages;
 
 use crate::admin::Admin;
@@ -75,7 +75,7 @@ pub fn run(serving: Serving) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let files = match Files::open(&config) {
+    let files = match ProcessFiles::open(&config) {
         Ok(files) => files,
         Err(error) => return cli::misuse(error),
     };
@@ -139,7 +139,7 @@ impl Signals {
 async fn serve(
     config: &Config,
     settings: Vec<Setting>,
-    files: Files,
+    files: ProcessFiles,
     mut signals: Signals,
     log_level: LogLevel,
 ) -> anyhow::Result<ExitCode> {
@@ -149,7 +149,10 @@ async fn serve(
     };
     let process = &files.metrics.process;
     process.set_build(env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
-    panics::install(process.panics.clone());
+    let counter = process.panics.clone();
+    panics::install(move || {
+        counter.inc();
+    });
     let assembly = Assembly::start(config, settings, files)?;
     let reload = start_reloads(&assembly, log_level);
     for listener in sockets.clients {

@@ -15,7 +15,7 @@ use rangecache_base::net::Url;
 
 /// Files of one release.
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(super) struct ManifestFolder {
     folder: PathBuf,
     /// File name of the manifests without their digits, such as `rangecache` and `.yaml`.
     stem: String,
@@ -44,12 +44,12 @@ pub(super) enum ManifestState {
     Missing,
 }
 
-impl Folder {
+impl ManifestFolder {
     /// The files of the release that `options` names.
     ///
     /// # Errors
     /// If the folder does not exist: it would not be the kubelet's.
-    pub(super) fn open(options: &StaticPodConfig) -> io::Result<Folder> {
+    pub(super) fn open(options: &StaticPodConfig) -> io::Result<ManifestFolder> {
         let (folder, name) = (&options.manifests_dir, &options.manifest_name);
         if !folder.is_dir() {
             let text = format!("--manifests-dir {} is not a folder", folder.display());
@@ -57,7 +57,7 @@ impl Folder {
         }
         let hidden = |role: &str| folder.join(format!(".{name}.{role}"));
         let (stem, extension) = name.split_at(name.rfind('.').unwrap_or(name.len()));
-        Ok(Folder {
+        Ok(ManifestFolder {
             folder: folder.clone(),
             new: hidden("new"),
             trial: hidden("trial"),

@@ -31,7 +31,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::doctor::{self, DoctorConfig};
 use crate::report::ReportFormat;
 pub use flags::{StaticPodAction, StaticPodConfig};
-use folder::{Folder, ManifestState};
+use folder::{ManifestFolder, ManifestState};
 use manifest::Manifest;
 use rangecache_base::net::Url;
 
@@ -148,7 +148,7 @@ async fn install(
             "the first of --listen-metrics-urls must be http://: the new pod's readiness is read there";
         InstallError::Manifest(reason.to_owned())
     })?;
-    let folder = Folder::open(options)?;
+    let folder = ManifestFolder::open(options)?;
     let new = Manifest(text);
     let pod = new.pod().unwrap_or_default();
     let file = folder
@@ -225,7 +225,11 @@ fn name_problem(pod: &str, manifest_name: &str) -> InstallError {
 
 /// Refuses to continue if the manifest of an apiserver on this node names a listener of the present pods, and none of those
 /// that `stay`.
-fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, stay: &[Url]) -> Result<(), InstallError> {
+fn refuse_in_use(
+    options: &StaticPodConfig,
+    folder: &ManifestFolder,
+    stay: &[Url],
+) -> Result<(), InstallError> {
     match folder.stranded(stay)? {
         Some((manifest, url)) if !options.force => Err(InstallError::InUse(manifest, url)),
         _ => Ok(()),
@@ -237,7 +241,7 @@ fn refuse_in_use(options: &StaticPodConfig, folder: &Folder, stay: &[Url]) -> Re
 /// # Errors
 /// If an apiserver uses the pod, or a file cannot be removed.
 fn remove(options: &StaticPodConfig, tell: impl Fn(&str)) -> Result<(), InstallError> {
-    let folder = Folder::open(options)?;
+    let folder = ManifestFolder::open(options)?;
     refuse_in_use(options, &folder, &[])?;
     folder.remove()?;
     tell("the manifest is removed");

@@ -251,8 +251,8 @@ async fn first_manifest_that_fails_leaves_none() {
 }
 
 /// The file of a manifest, as an installer that was killed in the middle has left it.
-fn begun(options: &StaticPodConfig, text: &str, stop_others: bool) -> Folder {
-    let folder = Folder::open(options).unwrap();
+fn begun(options: &StaticPodConfig, text: &str, stop_others: bool) -> ManifestFolder {
+    let folder = ManifestFolder::open(options).unwrap();
     let file = folder.file_of(Manifest(text).pod().unwrap()).unwrap();
     folder.begin(&file, text).unwrap();
     if stop_others {

@@ -11,7 +11,7 @@ use clap::Parser as _;
 use parking_lot::Mutex;
 use rangecache::config::Config;
 use rangecache::proxy::Access;
-use rangecache::serve::{Assembly, Files};
+use rangecache::serve::{Assembly, ProcessFiles};
 use rangecache_base::simulated;
 use rangecache_base::telemetry::exposition::Format;
 use rangecache_edge::server::Listener;
@@ -370,7 +370,7 @@ impl Process {
         let exited = CancellationToken::new();
         let authority = config.listen.client_urls[0].authority().to_owned();
         EXITED.with_borrow_mut(|of| of.insert(authority, exited.clone()));
-        let files = Files::open(&config).expect("no files");
+        let files = ProcessFiles::open(&config).expect("no files");
         let assembly = Assembly::start(&config, Vec::new(), files).expect("no files");
         let listen = &config.listen;
         let listener = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)

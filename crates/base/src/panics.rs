@@ -10,7 +10,6 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use prometheus_client::metrics::counter::Counter;
 
 #[cfg(not(panic = "unwind"))]
 compile_error!("a panic must end one request, not the process: build with panic=unwind");
@@ -18,10 +17,10 @@ compile_error!("a panic must end one request, not the process: build with panic=
 /// Pause before a task that panicked is restarted, so that one that panics at once does not spin.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 
-/// Counts every panic of the process in `count`, and logs its location.
-pub fn install(count: Counter) {
+/// Calls `count` at every panic of the process, and logs its location.
+pub fn install(count: impl Fn() + Send + Sync + 'static) {
     std::panic::set_hook(Box::new(move |panic| {
-        count.inc();
+        count();
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         // Only literals are logged. Formatted messages may contain keys or values (I10).
         let text = panic.payload().downcast_ref::<&'static str>().unwrap_or(&"");

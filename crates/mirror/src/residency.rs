@@ -154,24 +154,24 @@ fn has_room(set: &MirrorSet, bytes: u64) -> bool {
 }
 
 /// Why no more values are held.
-struct Ended;
+struct RefillEnd;
 
-impl From<StaleEpoch> for Ended {
-    fn from(_: StaleEpoch) -> Ended {
-        Ended
+impl From<StaleEpoch> for RefillEnd {
+    fn from(_: StaleEpoch) -> RefillEnd {
+        RefillEnd
     }
 }
 
 /// Reads the values of `mirror` that are not held, in the order of their keys, until there is no room, no such value, or no
 /// response.
-async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Result<(), Ended> {
+async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Result<(), RefillEnd> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let connecting = upstream.dedicated(ReceiveWindow::SHARED, None, deadline);
-    let connection = connecting.await.map_err(|_| Ended)?;
+    let connection = connecting.await.map_err(|_| RefillEnd)?;
     let mut from = Vec::new();
     loop {
         let epoch = mirror.epoch();
-        let view = mirror.view().map_err(|_| Ended)?;
+        let view = mirror.view().map_err(|_| RefillEnd)?;
         let Some(piece) = view.tree.next_not_held(&from, PIECE_BYTES) else {
             break;
         };
@@ -196,7 +196,7 @@ async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Re
 }
 
 /// The entries from the first to the last of `piece` at a revision of the mirror.
-async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> Result<Vec<Entry>, Ended> {
+async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> Result<Vec<Entry>, RefillEnd> {
     let request = RangeRequest {
         key: piece.first.to_vec().into(),
         range_end: successor(&piece.last),
@@ -205,12 +205,12 @@ async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> R
         serializable: true,
         ..RangeRequest::default()
     };
-    let response = range(connection, request).await.map_err(|_| Ended)?;
+    let response = range(connection, request).await.map_err(|_| RefillEnd)?;
     let entries = response
         .kvs
         .iter()
         .map(|key_value| Entry::from_key_value(key_value));
-    entries.collect::<Result<_, _>>().map_err(|_| Ended)
+    entries.collect::<Result<_, _>>().map_err(|_| RefillEnd)
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ async fn read(
     mirror: &Mirror,
     connection: &Arc<Connection>,
     from: &Bytes,
-) -> Result<Option<(Epoch, View, Piece, PieceRead)>, Unverified> {
+) -> Result<Option<(Epoch, View, TreeRange, PieceRead)>, Unverified> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let mut attempt = 0;
@@ -190,7 +190,7 @@ async fn read(
         let Ok(view) = mirror.view() else {
             return Ok(None);
         };
-        let piece = Piece::cut(&view.tree, from, mirror.scope.range_end());
+        let piece = TreeRange::cut(&view.tree, from, mirror.scope.range_end());
         let request = around_hubs(connection, piece.request(view.revision));
         match send_request(&mut client, request).await {
             Ok(answer) => return Ok(Some((epoch, view, piece, answer))),
@@ -222,7 +222,7 @@ async fn send_request(
 
 /// Consecutive entries of a tree, and the key range between their bounds.
 #[derive(Debug)]
-struct Piece {
+struct TreeRange {
     from: Bytes,
     end: Bytes,
     rank: u64,
@@ -231,7 +231,7 @@ struct Piece {
     next: Option<Bytes>,
 }
 
-impl Piece {
+impl TreeRange {
     /// The read of the piece at `revision`.
     fn request(&self, revision: i64) -> RangeRequest {
         RangeRequest {
@@ -247,7 +247,7 @@ impl Piece {
     }
 
     /// Cuts the piece that starts at `from` from a scope that ends at `scope_end`: at least one entry, if there is any.
-    fn cut(tree: &Tree, from: &Bytes, scope_end: Bytes) -> Piece {
+    fn cut(tree: &Tree, from: &Bytes, scope_end: Bytes) -> TreeRange {
         let rank = tree.rank(from);
         let (mut keys, mut bytes) = (0, 0);
         let mut next = None;
@@ -260,7 +260,7 @@ impl Piece {
             (keys, bytes) = (keys + 1, with_it);
             ControlFlow::Continue(())
         });
-        Piece {
+        TreeRange {
             from: from.clone(),
             end: next.clone().unwrap_or(scope_end),
             rank,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     /// Response of an etcd that holds `theirs` to a piece's request.
-    fn etcd(theirs: &[Bytes], piece: &Piece) -> RangeResponse {
+    fn etcd(theirs: &[Bytes], piece: &TreeRange) -> RangeResponse {
         let inside: Vec<_> = theirs
             .iter()
             .filter(|kv| {
@@ -370,7 +370,7 @@ mod tests {
         };
         let mut from = Bytes::from_static(b"\0");
         for pieces in 1.. {
-            let piece = Piece::cut(&view.tree, &from, Bytes::from_static(b"\0"));
+            let piece = TreeRange::cut(&view.tree, &from, Bytes::from_static(b"\0"));
             piece.compare(&view, &etcd(theirs, &piece))?;
             match piece.next {
                 Some(next) => from = next,

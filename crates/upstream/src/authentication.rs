@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::HeaderValue;
 use tonic::Code;
 
+use super::backoff::Backoff;
 use super::connection::Connection;
 use super::credentials::{Credentials, Token, UserProblem};
 use super::error::NoEndpoint;
@@ -47,7 +48,7 @@ where
         return;
     };
     let mut changed = credentials.token.subscribe();
-    let mut backoff = BACKOFF_FIRST;
+    let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
     loop {
         let wanted = changed.wait_for(|token| matches!(token, Token::Wanted));
         if wanted.await.is_err() {
@@ -68,7 +69,7 @@ where
                 credentials.token.send_replace(token);
                 // A token that is rejected at once must not cause a stream of Authenticate calls.
                 tokio::time::sleep(BACKOFF_FIRST).await;
-                backoff = BACKOFF_FIRST;
+                backoff.reset();
             }
             Err(status) if matches!(status.code(), Code::InvalidArgument | Code::FailedPrecondition) => {
                 credentials.set_problem(Some(UserProblem::Rejected {
@@ -76,8 +77,7 @@ where
                     message: status.message().to_owned(),
                 }));
                 credentials.token.send_replace(Token::Refused);
-                pause(credentials, backoff).await;
-                backoff = (backoff * 2).min(BACKOFF_LAST);
+                pause(credentials, backoff.pause()).await;
             }
             Err(status) => {
                 tracing::debug!(code = ?status.code(), message_of_etcd = status.message(), "Authenticate failed");

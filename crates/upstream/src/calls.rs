@@ -359,24 +359,16 @@ pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: 
 
 #[cfg(test)]
 mod tests {
-    use rangecache_edge::tls::Connector;
     use tokio::time::Instant;
-    use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::connection::open_once;
-    use crate::credentials::Credentials;
     use crate::fake::FakeEtcd;
-    use crate::testing::SOON;
+    use crate::testing::open;
 
     /// A server, and a connection to it on which no call was made.
     async fn connected() -> (FakeEtcd, Arc<Connection>) {
         let server = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
-        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
-        let tasks = TaskTracker::new();
-        let deadline = Instant::now() + SOON;
-        let opening = open_once(&connector, &server.url, &credentials, &tasks, deadline);
-        let connection = opening.await.unwrap().0;
+        let connection = open(&server.url).await.unwrap();
         (server, connection)
     }
 

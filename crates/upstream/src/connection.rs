@@ -1,11 +1,7 @@
 //! HTTP/2 connections to one endpoint.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
@@ -16,32 +12,20 @@ use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
-use super::error::ConnectError;
 use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
-use super::transport::{Client, Driver, Transport};
+use super::transport::Transport;
 use super::upstream_body::UpstreamBody;
-use super::window::ReceiveWindow;
-use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
-use etcd_wire::etcdserverpb::{StatusRequest, StatusResponse};
 use etcd_wire::grpc::frame::framed;
 use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
 use rangecache_base::net::Url;
-use rangecache_edge::tls::{Connector, NamedConnection, Protocol};
+use rangecache_edge::tls::NamedConnection;
 
-/// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Timeout of a status request.
-const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// Attempts at a status of one member.
-const STATUS_ATTEMPTS: u32 = 16;
 /// Why a call got no response.
 #[derive(Debug)]
 pub enum SendFailure {
@@ -128,50 +112,7 @@ impl Drop for InFlight {
 }
 
 impl Connection {
-    /// Opens a connection. The returned future drives the connection, must be polled, and returns why the connection
-    /// ended.
-    pub(super) async fn open(
-        connector: &Connector,
-        url: &Url,
-        server: &Arc<ServerCapabilities>,
-        client: Client,
-        credentials: &Arc<Credentials>,
-        deadline: Instant,
-    ) -> Result<(Arc<Connection>, Driver), ConnectError> {
-        let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
-        let opening = async {
-            let (stream, named) = connector
-                .connect_named(url, Protocol::Http2)
-                .await
-                .map_err(|source| ConnectError::Connect {
-                    url: url.clone(),
-                    source,
-                })?;
-            let (transport, mut driver) = Transport::begin(client, url, stream, server).await?;
-            let connection = Arc::new(Connection::new(url, server, credentials, transport, named));
-            if url.tls {
-                // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
-                // client's call must not be the first to fail for it. Any response shows that the certificate was
-                // accepted.
-                tokio::select! {
-                    biased;
-                    ended = &mut driver => {
-                        let (url, reason) = (url.clone(), connector.explain(url, &ended));
-                        return Err(ConnectError::Refused { url, reason });
-                    }
-                    // Without a token: authenticating needs an open connection.
-                    () = connection.wait_for_any_response() => {}
-                }
-            }
-            Ok((connection, driver))
-        };
-        // Boxed because the future is large; connections are opened rarely.
-        Box::pin(tokio::time::timeout_at(deadline, opening))
-            .await
-            .map_err(|_| ConnectError::TimedOut)?
-    }
-
-    fn new(
+    pub(super) fn new(
         url: &Url,
         server: &Arc<ServerCapabilities>,
         credentials: &Arc<Credentials>,
@@ -353,7 +294,7 @@ impl Connection {
     }
 
     /// Sends a call of a tonic client through `lean`. Its body may have an end that depends on the response.
-    async fn send_parts(
+    pub(super) async fn send_parts(
         self: &Arc<Self>,
         lean: &Lean,
         request: Request<tonic::body::Body>,
@@ -481,66 +422,15 @@ impl Connection {
         reason
     }
 
-    /// Channel and origin for a tonic client. Calls carry only the credentials that their request has.
-    #[must_use]
-    pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_with(false)
-    }
-
-    /// Channel and origin for calls as rangecache's own user: never for a client's request.
-    #[must_use]
-    pub fn own_channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_with(true)
-    }
-
-    fn channel_with(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
-        let channel = Channel {
-            connection: Arc::clone(self),
-            own_identity,
-        };
-        (channel, self.origin.clone())
+    /// Scheme and authority of every request.
+    pub(super) fn origin(&self) -> &Uri {
+        &self.origin
     }
 
     /// rangecache's own identity.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
-    }
-
-    /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd permits it only to users.
-    ///
-    /// # Errors
-    /// etcd's status, or `DeadlineExceeded` after [`STATUS_TIMEOUT`].
-    pub async fn member_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
-        let (channel, origin) = self.own_channel();
-        let mut client = MaintenanceClient::with_origin(channel, origin);
-        let status = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
-        let status = status
-            .map_err(|_| tonic::Status::deadline_exceeded("no response to a status request in time"))?;
-        let status = status?.into_inner();
-        if let Some(header) = &status.header {
-            self.cluster_id.store(header.cluster_id, Ordering::Release);
-        }
-        Ok(status)
-    }
-
-    /// Status of the member with this id: a balancer may send each call to another one. `None` if others have responded to
-    /// each of [`STATUS_ATTEMPTS`]. A server that is not etcd may have no id, 0.
-    ///
-    /// # Errors
-    /// Those of [`Connection::member_status`].
-    pub async fn status_of(
-        self: &Arc<Self>,
-        member_id: u64,
-    ) -> Result<Option<StatusResponse>, tonic::Status> {
-        for _ in 0..STATUS_ATTEMPTS {
-            let status = self.member_status().await?;
-            let responded = status.header.as_ref().map_or(0, |header| header.member_id);
-            if member_id == 0 || responded == member_id {
-                return Ok(Some(status));
-            }
-        }
-        Ok(None)
     }
 
     /// Id of the member's cluster, once a status was received on this connection. Behind a hub, etcd may become another cluster
@@ -551,10 +441,9 @@ impl Connection {
         of_hub.or_else(|| Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0))
     }
 
-    async fn wait_for_any_response(self: &Arc<Self>) {
-        let (channel, origin) = self.channel();
-        let mut client = MaintenanceClient::with_origin(channel, origin);
-        let _ = client.status(StatusRequest {}).await;
+    /// Sets [`Connection::cluster_id`].
+    pub(super) fn set_cluster_id(&self, id: u64) {
+        self.cluster_id.store(id, Ordering::Release);
     }
 
     /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4). A
@@ -585,118 +474,26 @@ fn is_not_processed(error: &BoxError) -> bool {
     matches!(error.downcast_ref::<LeanError>(), Some(LeanError::NotProcessed))
 }
 
-/// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the
-/// connection and returns why.
-///
-/// # Errors
-/// [`ConnectError`], at `deadline` at the latest.
-pub async fn open_once(
-    connector: &Connector,
-    url: &Url,
-    credentials: &Arc<Credentials>,
-    tasks: &TaskTracker,
-    deadline: Instant,
-) -> Result<(Arc<Connection>, JoinHandle<String>), ConnectError> {
-    let server = Arc::default();
-    let opening = Connection::open(
-        connector,
-        url,
-        &server,
-        Client::Hyper(ReceiveWindow::SHARED),
-        credentials,
-        deadline,
-    );
-    let (connection, driver) = opening.await?;
-    Ok((connection, tasks.spawn(driver)))
-}
-
-/// Connection as a tower service, for tonic's clients.
-#[derive(Clone, Debug)]
-pub struct Channel {
-    connection: Arc<Connection>,
-    /// Whether calls carry the token of rangecache's own user.
-    own_identity: bool,
-}
-
-impl tower_service::Service<Request<tonic::body::Body>> for Channel {
-    type Response = Response<UpstreamBody>;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<UpstreamBody>, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, mut request: Request<tonic::body::Body>) -> Self::Future {
-        let Channel {
-            connection,
-            own_identity,
-        } = self.clone();
-        Box::pin(async move {
-            let token = if own_identity {
-                connection.credentials.token().await
-            } else {
-                None
-            };
-            if let Some(token) = &token {
-                request.headers_mut().insert("token", token.clone());
-            }
-            let response = match &connection.transport {
-                Transport::Lean(lean) => connection
-                    .send_parts(lean, request)
-                    .await?
-                    .map(UpstreamBody::from),
-                Transport::Hyper(_) => match connection.send(request.map(Outgoing::tonic)).await {
-                    Ok((response, _in_flight)) => response,
-                    Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => return Err(error),
-                    Err(SendFailure::Full(_)) => return Err(LeanError::Full.into()),
-                },
-            };
-            if own_identity {
-                connection
-                    .credentials
-                    .check_token_rejected(token.as_ref(), response.headers());
-            }
-            Ok(response)
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::task::Poll;
 
     use bytes::Bytes;
+    use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
+    use tokio::task::JoinHandle;
 
     use super::*;
     use crate::MAX_SHORT_BYTES;
-    use crate::fake::{Answer, FakeEtcd, status_of_member};
+    use crate::fake::{Answer, FakeEtcd};
     use crate::lean::tests::{GOAWAY, Peer};
+    use crate::testing::{SOON, open};
+    use crate::transport::Client;
     use crate::upstream_body::is_reset;
-
-    const SOON: Duration = Duration::from_secs(20);
-
-    async fn open(url: &Url) -> Result<Arc<Connection>, ConnectError> {
-        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
-        let (tasks, deadline) = (TaskTracker::new(), Instant::now() + SOON);
-        let opening = open_once(&connector, url, &credentials, &tasks, deadline);
-        opening.await.map(|(connection, _driver)| connection)
-    }
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
         Request::post(path).body(body).unwrap()
-    }
-
-    /// An etcd whose status calls are answered by the members in turn, as a balancer does.
-    async fn balancer(members: &'static [u64]) -> FakeEtcd {
-        let turn = AtomicU64::new(0);
-        FakeEtcd::start(move |_, _| {
-            let turn = usize::try_from(turn.fetch_add(1, Ordering::Relaxed)).unwrap();
-            std::future::ready(status_of_member(members[turn % members.len()], "3.6.0", 1))
-        })
-        .await
     }
 
     #[tokio::test]
@@ -843,21 +640,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_is_requested_until_the_member_has_responded_or_the_attempts_are_used_up() {
-        let etcd = balancer(&[1, 2, 3]).await;
-        let connection = open(&etcd.url).await.unwrap();
-        let status = connection.status_of(3).await.unwrap().expect("the third attempt");
-        assert_eq!(status.header.unwrap().member_id, 3);
-        let any = connection.status_of(0).await.unwrap().expect("any member");
-        assert_eq!(any.header.unwrap().member_id, 1);
-        let before = etcd.calls.lock().len();
-        assert!(connection.status_of(4).await.unwrap().is_none());
-        assert_eq!(etcd.calls.lock().len() - before, STATUS_ATTEMPTS as usize);
-    }
-
-    #[tokio::test]
     async fn connection_belongs_to_no_history_before_it_was_compared() {
-        let etcd = balancer(&[1]).await;
+        let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
         let connection = open(&etcd.url).await.unwrap();
         assert!(!connection.is_of_history(0), "the number of the first history");
         connection.set_history(0, None);
@@ -868,7 +652,7 @@ mod tests {
 
     #[tokio::test]
     async fn refused_shape_leaves_range_stream_and_any_other_refusal_ends_it() {
-        let etcd = balancer(&[1]).await;
+        let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
         let connection = open(&etcd.url).await.unwrap();
         let shape = connection.refused_range_stream("RangeStream does not support sorting");
         assert_eq!(
@@ -881,17 +665,5 @@ mod tests {
             connection.lacks_range_stream(),
             Some(NoRangeStream::Unimplemented)
         );
-    }
-
-    #[tokio::test]
-    async fn connection_that_is_refused_names_its_endpoint() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let url: Url = format!("http://{}", listener.local_addr().unwrap())
-            .parse()
-            .unwrap();
-        drop(listener);
-        let error = open(&url).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Connect { .. }), "{error:?}");
-        assert!(error.to_string().starts_with(&format!("{url}: ")), "{error}");
     }
 }

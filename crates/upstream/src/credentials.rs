@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::flags::{Account, AccountError, CallerIs, EtcdConfig};
 use rangecache_base::instance::Instance;
+use rangecache_base::telemetry::clients::ClientName;
 use rangecache_edge::tls::{Connector, warn_of_secret_open_to_others};
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
@@ -153,6 +154,13 @@ impl Credentials {
     #[must_use]
     pub fn common_name(&self) -> Option<&str> {
         self.common_name.as_deref()
+    }
+
+    /// Whether the client with this `name` has proven by its certificate that it has the common name that identifies
+    /// rangecache: etcd sees the client's own user in its calls without a token (`--caller-is=certificate`).
+    #[must_use]
+    pub fn is_own_name(&self, name: &ClientName) -> bool {
+        self.common_name().is_some_and(|own| name.is_certificate(own))
     }
 
     /// Whether rangecache has a user of its own in an etcd whose auth is on: that of `--user` or of its certificate.
@@ -367,6 +375,17 @@ mod tests {
         );
         let none = Credentials::new(None);
         assert!(!none.name_a_user() && !none.are_valid());
+    }
+
+    #[test]
+    fn own_name_is_that_of_the_certificate_alone() {
+        let client = ClientName::of_connection(Some("kube"), None);
+        let own = Credentials::of_certificate(Some("kube".to_owned()));
+        assert!(own.is_own_name(&client));
+        assert!(!own.is_own_name(&ClientName::of_user("kube")));
+        let other = Credentials::of_certificate(Some("kubelet".to_owned()));
+        assert!(!other.is_own_name(&client));
+        assert!(!Credentials::new(None).is_own_name(&client));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 
 use rangecache_base::flags::parse_duration;
 use rangecache_base::net::Url;
+use rangecache_edge::tls::TlsConfig;
 
 /// Endpoints of etcd, credentials, and use of its features.
 #[derive(Args, Debug, Clone)]
@@ -262,6 +263,41 @@ impl EtcdConfig {
             .chain(&self.fallback_endpoints)
             .cloned()
             .collect()
+    }
+
+    /// Whether certificates name the callers of calls without a token.
+    #[must_use]
+    pub fn certificates_name_callers(&self) -> bool {
+        match self.caller_is {
+            CallerIs::Token => false,
+            CallerIs::Certificate => true,
+        }
+    }
+
+    /// Checks that both rangecache and callers present certificates if these are to identify callers. `clients` are the URLs
+    /// at which clients are served.
+    ///
+    /// # Errors
+    /// The first flag that prevents it.
+    pub fn validate_callers(&self, tls: &TlsConfig, clients: &[&Url]) -> Result<(), CallerIsError> {
+        match self.caller_is {
+            CallerIs::Token => Ok(()),
+            CallerIs::Certificate => {
+                if tls.cert.is_none() {
+                    return Err(CallerIsError::NoCertificate);
+                }
+                if let Some(url) = self.all_endpoints().into_iter().find(|url| !url.tls) {
+                    return Err(CallerIsError::PlaintextEndpoint(url));
+                }
+                if tls.trusted_ca_file.is_none() || !clients.iter().any(|url| url.tls) {
+                    return Err(CallerIsError::NoCallers);
+                }
+                if self.user.is_some() {
+                    return Err(CallerIsError::User);
+                }
+                Ok(())
+            }
+        }
     }
 
     /// rangecache's own user, if `--user` is given. Reads `--password-file`.

@@ -9,6 +9,7 @@
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
+//! | `opening`, `channel`, `member_status` | how a connection is opened; a connection for tonic's clients; the status of its member |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
 //! | `lean` | the client of the connections for quorum checks and short calls |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
@@ -30,6 +31,7 @@ mod backoff;
 mod behind_hub;
 mod calls;
 mod capabilities;
+mod channel;
 mod class;
 mod clusters;
 mod connection;
@@ -45,7 +47,9 @@ pub mod gates;
 mod health;
 mod lean;
 mod list;
+mod member_status;
 mod metrics;
+mod opening;
 mod outgoing;
 mod paging;
 mod pool;
@@ -69,9 +73,10 @@ pub use calls::{
     is_serving, members, range, range_and_origin,
 };
 pub use capabilities::NoRangeStream;
+pub use channel::Channel;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
-pub use connection::{Channel, Connection, InFlight, ProvenByHub, SendFailure, open_once};
+pub use connection::{Connection, InFlight, ProvenByHub, SendFailure};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};
@@ -79,6 +84,7 @@ pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
 pub use lean::MAX_SHORT_BYTES;
+pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;

@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message as _;
+use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::connection::Connection;
 use super::credentials::Credentials;
+use super::error::ConnectError;
 use super::fake::FakeEtcd;
+use super::opening::open_once;
 use super::pool::Upstream;
 use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
 use rangecache_base::net::Url;
@@ -36,6 +40,14 @@ pub(super) fn status(version: &str, cluster: u64, id: u64, leader: u64) -> Vec<u
 pub(super) async fn member(version: &str, cluster: u64, leader: u64) -> FakeEtcd {
     let status = status(version, cluster, 2, leader);
     FakeEtcd::start(move |_, _| std::future::ready(Ok(status.clone()))).await
+}
+
+/// A connection to `url` without credentials.
+pub(super) async fn open(url: &Url) -> Result<Arc<Connection>, ConnectError> {
+    let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+    let (tasks, deadline) = (TaskTracker::new(), Instant::now() + SOON);
+    let opening = open_once(&connector, url, &credentials, &tasks, deadline);
+    opening.await.map(|(connection, _driver)| connection)
 }
 
 /// An upstream with these endpoints, until the guard is dropped.

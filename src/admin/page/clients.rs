@@ -2,50 +2,43 @@
 
 use maud::html;
 
-use super::parts::Section;
+use super::parts::{Section, table};
 use crate::admin::status::clients::ClientStatus;
 use crate::diagnosis::format::{bytes, count, rate};
 
 /// Table of the clients and their costs, the most costly first; nothing before the first client.
 pub(super) fn clients(clients: &[ClientStatus]) -> Option<Section> {
-    let content = html! {
-        div.scroll tabindex="0" role="region" aria-label="Clients" {
-            table {
-                thead {
-                    tr {
-                        th scope="col" { "client" }
-                        th scope="col" { "calls/s" }
-                        th scope="col" { "from etcd/s" }
-                        th scope="col" { "per second" }
-                        th scope="col" { "in flight" }
-                        th scope="col" { "watches" }
-                        th scope="col" { "calls" }
-                        th scope="col" { "lists" }
-                        th scope="col" { "sent" }
-                        th scope="col" { "refused" }
-                        th scope="col" { "user agent" }
-                    }
-                }
-                tbody {
-                    @for client in clients {
-                        tr {
-                            th scope="row" { (client.kind) " " code { (client.name) } }
-                            td { (rate(client.calls_per_second)) }
-                            td { (rate(client.etcd_calls_per_second)) }
-                            td { (bytes(whole(client.bytes_per_second))) }
-                            td { (count(client.calls_in_flight)) }
-                            td { (count(client.watches)) }
-                            td { (count(client.calls)) }
-                            td { (count(client.lists)) }
-                            td { (bytes(client.sent_bytes)) }
-                            td { (count(client.refused)) }
-                            td { (client.user_agent) }
-                        }
-                    }
-                }
+    let titles = [
+        "client",
+        "calls/s",
+        "from etcd/s",
+        "per second",
+        "in flight",
+        "watches",
+        "calls",
+        "lists",
+        "sent",
+        "refused",
+        "user agent",
+    ];
+    let rows = html! {
+        @for client in clients {
+            tr {
+                th scope="row" { (client.kind) " " code { (client.name) } }
+                td { (rate(client.calls_per_second)) }
+                td { (rate(client.etcd_calls_per_second)) }
+                td { (bytes(whole(client.bytes_per_second))) }
+                td { (count(client.calls_in_flight)) }
+                td { (count(client.watches)) }
+                td { (count(client.calls)) }
+                td { (count(client.lists)) }
+                td { (bytes(client.sent_bytes)) }
+                td { (count(client.refused)) }
+                td { (client.user_agent) }
             }
         }
     };
+    let content = table("Clients", titles, &rows);
     (!clients.is_empty()).then(|| Section::new("clients", "Clients", content))
 }
 

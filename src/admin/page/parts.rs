@@ -93,6 +93,20 @@ impl Render for Section {
     }
 }
 
+/// Table with a row of titles above `rows`. It scrolls by itself on a narrow screen; `label` names it.
+pub(super) fn table(label: &str, titles: impl IntoIterator<Item = &'static str>, rows: &Markup) -> Markup {
+    html! {
+        div.scroll tabindex="0" role="region" aria-label=(label) {
+            table {
+                thead {
+                    tr { @for title in titles { th scope="col" { (title) } } }
+                }
+                tbody { (rows) }
+            }
+        }
+    }
+}
+
 /// Links to the sections.
 pub(super) fn links(sections: &[Section]) -> Markup {
     html! {

@@ -2,40 +2,26 @@
 
 use maud::html;
 
-use super::parts::Section;
+use super::parts::{Section, table};
 use crate::admin::prefixes::PrefixStatus;
 use crate::diagnosis::format::{bytes, count, rate};
 
 /// The prefixes that cost most; nothing without mirrored keys.
 pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
-    let content = html! {
-        div.scroll tabindex="0" role="region" aria-label="Prefixes" {
-            table {
-                thead {
-                    tr {
-                        th scope="col" { "prefix" }
-                        th scope="col" { "keys" }
-                        th scope="col" { "size" }
-                        th scope="col" { "reads/s" }
-                        th scope="col" { "writes/s" }
-                        th scope="col" { "new watches/s" }
-                    }
-                }
-                tbody {
-                    @for of in prefixes {
-                        tr {
-                            th scope="row" { code { (of.prefix) } }
-                            td { (count(of.keys)) }
-                            td { (size(of)) }
-                            td { (rate(of.reads_per_second)) }
-                            td { (rate(of.writes_per_second)) }
-                            td { (rate(of.watches_per_second)) }
-                        }
-                    }
-                }
+    let titles = ["prefix", "keys", "size", "reads/s", "writes/s", "new watches/s"];
+    let rows = html! {
+        @for of in prefixes {
+            tr {
+                th scope="row" { code { (of.prefix) } }
+                td { (count(of.keys)) }
+                td { (size(of)) }
+                td { (rate(of.reads_per_second)) }
+                td { (rate(of.writes_per_second)) }
+                td { (rate(of.watches_per_second)) }
             }
         }
     };
+    let content = table("Prefixes", titles, &rows);
     (!prefixes.is_empty()).then(|| Section::new("prefixes", "Prefixes", content))
 }
 

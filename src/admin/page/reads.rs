@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, html};
 
 use super::charts::{self, Layer};
 use super::latency;
-use super::parts::{Flags, Section, percent, plot, remedy, time};
+use super::parts::{Flags, Section, percent, plot, remedy, table, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
@@ -117,37 +117,29 @@ fn by_minute(samples: &[Arc<ReadSample>]) -> Markup {
     let sum = |samples: &[Arc<ReadSample>], counter: &dyn Fn(&ReadCounts) -> u64| {
         count(samples.iter().map(|sample| counter(&sample.added)).sum())
     };
+    let titles = ["minutes ago"]
+        .into_iter()
+        .chain(Source::ALL.map(Source::title))
+        .chain(latency::COLUMNS)
+        .chain(["events", "other calls", "open watches"]);
+    let rows = html! {
+        @for (minute, samples) in samples.rchunks(SAMPLES_PER_MINUTE).enumerate() {
+            tr {
+                th scope="row" { (minute) }
+                @for source in Source::ALL {
+                    td { (sum(samples, &|added| added.by_source(source))) }
+                }
+                @for value in latency::columns(samples) { td { (value) } }
+                td { (sum(samples, &|added| added.events)) }
+                td { (sum(samples, &|added| added.forwarded)) }
+                td { (open_watches(samples)) }
+            }
+        }
+    };
     html! {
         details {
             summary { "Figures by minute" }
-            div.scroll tabindex="0" role="region" aria-label="Figures by minute" {
-                table {
-                    thead {
-                        tr {
-                            th scope="col" { "minutes ago" }
-                            @for source in Source::ALL { th scope="col" { (source.title()) } }
-                            @for title in latency::COLUMNS { th scope="col" { (title) } }
-                            th scope="col" { "events" }
-                            th scope="col" { "other calls" }
-                            th scope="col" { "open watches" }
-                        }
-                    }
-                    tbody {
-                        @for (minute, samples) in samples.rchunks(SAMPLES_PER_MINUTE).enumerate() {
-                            tr {
-                                th scope="row" { (minute) }
-                                @for source in Source::ALL {
-                                    td { (sum(samples, &|added| added.by_source(source))) }
-                                }
-                                @for value in latency::columns(samples) { td { (value) } }
-                                td { (sum(samples, &|added| added.events)) }
-                                td { (sum(samples, &|added| added.forwarded)) }
-                                td { (open_watches(samples)) }
-                            }
-                        }
-                    }
-                }
-            }
+            (table("Figures by minute", titles, &rows))
         }
     }
 }

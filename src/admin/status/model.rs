@@ -387,10 +387,10 @@ fn reason_label<S: Serializer>(reason: &Option<Reason>, serializer: S) -> Result
 /// `outcome` and `reason`, with the same values as in the metrics.
 fn outcome_labels<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
-    struct Labels {
+    struct OutcomeLabels {
         outcome: &'static str,
         reason: &'static str,
     }
     let (outcome, reason) = outcome.labels();
-    Labels { outcome, reason }.serialize(serializer)
+    OutcomeLabels { outcome, reason }.serialize(serializer)
 }

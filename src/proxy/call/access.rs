@@ -1,16 +1,17 @@
 //! [`AccessCall`]: what the access log says about one call, collected on its way.
 //!
-//! Calls that are not logged have none, and cost a look at a flag. Keys are copied only if the operator logs them; values
-//! never are (I10).
+//! Calls that are not logged have none. Keys are copied only if the operator logs them; values never are (I10).
 
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use http::{Request, StatusCode};
 use tokio::time::Instant;
 
 use super::head::CallHead;
 use etcd_store::cache::RangeQuery;
 use etcd_store::keyspace::common_prefix;
+use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::grpc::{EventScanner, HeaderScanner, Method, Scanned};
 use rangecache_base::telemetry::Outcome;
 use rangecache_base::telemetry::access_log::{AccessLog, LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
@@ -42,20 +43,14 @@ pub(super) struct AccessCall {
 }
 
 impl AccessCall {
-    /// Begins the entry of a call with the head of `request` on a connection of `client`; `None` if it is not logged.
-    #[inline]
+    /// Begins the entry of a logged call with the head of `request` on a connection of `client`.
+    #[cold]
     pub(super) fn begin<B>(
         log: &AccessLog,
         client: &ClientStats,
         head: &CallHead,
         request: &Request<B>,
-    ) -> Option<Box<AccessCall>> {
-        log.takes(request.headers())
-            .then(|| AccessCall::new(log, client.name().clone(), head, request))
-    }
-
-    #[cold]
-    fn new<B>(log: &AccessLog, client: ClientName, head: &CallHead, request: &Request<B>) -> Box<AccessCall> {
+    ) -> Box<AccessCall> {
         let path = request.uri().path();
         let (is_grpc, method) = (head.fields.is_grpc(), head.method);
         let shown = if is_grpc {
@@ -75,7 +70,7 @@ impl AccessCall {
                 trace_id: trace_id_of(request.headers()),
                 ..LogEntry::new(
                     SystemTime::now(),
-                    client,
+                    client.name().clone(),
                     shown.chars().take(MAX_PATH_CHARACTERS).collect(),
                 )
             }),
@@ -91,45 +86,36 @@ impl AccessCall {
 
     /// Records what a read asks for.
     pub(super) fn record_query(&mut self, query: &RangeQuery) {
-        let facts = RangeFacts {
-            limit: query.limit,
-            sort_order: query.sort_order,
-            sort_target: query.sort_target,
-            keys_only: query.keys_only,
-            count_only: query.count_only,
-            serializable: query.serializable,
-            revision_bounds: [
-                query.min_mod_revision,
-                query.max_mod_revision,
-                query.min_create_revision,
-                query.max_create_revision,
-            ],
-            ..self.range_facts(&query.key, &query.range_end, query.revision)
-        };
-        if let Some(entry) = &mut self.entry {
-            entry.range = Some(facts);
-        }
+        self.record_range(&query.key, &query.range_end, query.to_request());
     }
 
     /// Records what the first watcher of a stream asks for.
     pub(super) fn record_watcher(&mut self, key: &[u8], range_end: &[u8], first_revision: i64) {
-        let facts = self.range_facts(key, range_end, first_revision);
-        if let Some(entry) = &mut self.entry {
-            entry.range = Some(facts);
-        }
+        let options = RangeRequest {
+            revision: first_revision,
+            ..RangeRequest::default()
+        };
+        self.record_range(key, range_end, options);
     }
 
-    fn range_facts(&self, key: &[u8], range_end: &[u8], revision: i64) -> RangeFacts {
+    fn record_range(&mut self, key: &[u8], range_end: &[u8], request: RangeRequest) {
+        let Some(entry) = &mut self.entry else {
+            return;
+        };
         let is_cut = key.len().max(range_end.len()) > MAX_KEY_BYTES;
         let prefix = logged_prefix(key, range_end);
         let has_keys = self.log.has_keys();
-        RangeFacts {
+        entry.range = Some(RangeFacts {
             prefix: String::from_utf8_lossy(prefix).into_owned(),
             keys: (has_keys && !is_cut).then(|| (key.to_vec(), range_end.to_vec())),
             is_cut: has_keys && is_cut,
-            revision,
-            ..RangeFacts::default()
-        }
+            // Without the keys (I10), which would also hold the buffer of the client's message.
+            options: RangeRequest {
+                key: Bytes::new(),
+                range_end: Bytes::new(),
+                ..request
+            },
+        });
     }
 
     /// Records how a read ends: its outcome, the time until it was `proven`, and the revision of a response from memory.
@@ -272,7 +258,7 @@ mod tests {
         let client = telemetry()
             .clients
             .connect(&ClientName::of_connection(None, None));
-        let mut call = AccessCall::begin(&log, &client, &head, &request).unwrap();
+        let mut call = AccessCall::begin(&log, &client, &head, &request);
         record(&mut call);
         drop(call);
         let stop = CancellationToken::new();
@@ -315,7 +301,11 @@ mod tests {
 
     #[tokio::test]
     async fn keys_are_logged_only_if_the_operator_wants_them_and_they_are_short() {
-        let without = line(false, true, RANGE, |call| call.record_query(&query())).await;
+        let without = line(false, true, RANGE, |call| {
+            call.record_query(&query());
+            assert!(!format!("{:?}", call.entry).contains("password"));
+        })
+        .await;
         assert!(without["key"].is_null());
         assert_eq!(without["prefix"], "/registry/secrets/");
         let with = line(true, true, RANGE, |call| call.record_query(&query())).await;

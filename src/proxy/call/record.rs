@@ -101,12 +101,15 @@ impl CallRecord {
         let mut record = CallRecord::new(telemetry, client, arrived);
         record.explains = head.fields.explains;
         record.is_of_rangecache = head.fields.is_of_rangecache && head.is_http2 && head.fields.is_grpc();
-        record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
-        record.trace = Trace::begin(&telemetry.tracer, head, request);
-        if let Some(access) = &mut record.access {
+        let access_log = &telemetry.access_log;
+        if access_log.takes(request.headers()) {
+            let access = AccessCall::begin(access_log, of_connection, head, request);
+            let access = record.access.insert(access);
             access.record_caller(record.client.client().name());
         }
-        if let Some(trace) = &mut record.trace {
+        if let Some(span) = telemetry.tracer.server(request.headers()) {
+            let trace = Trace::begin(&telemetry.tracer, *span, head, request);
+            let trace = record.trace.insert(trace);
             trace.record_peer(peer);
             trace.record_client(record.client.client().name());
             if let Some(access) = &mut record.access {

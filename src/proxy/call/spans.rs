@@ -72,19 +72,17 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins the trace of a call with the head of `request`; `None` if it is not sampled.
-    #[inline]
-    pub(super) fn begin<B>(tracer: &Tracer, head: &CallHead, request: &Request<B>) -> Option<Box<Trace>> {
-        let span = tracer.server(request.headers())?;
+    /// Begins the trace of a sampled call with the head of `request`. `span` is its server span.
+    #[cold]
+    pub(super) fn begin<B>(tracer: &Tracer, span: Span, head: &CallHead, request: &Request<B>) -> Box<Trace> {
         let path = request.uri().path();
-        Some(if head.is_http {
-            Trace::of_http(tracer, *span, request.method().as_str(), path)
+        if head.is_http {
+            Trace::of_http(tracer, span, request.method().as_str(), path)
         } else {
-            Trace::of_grpc(tracer, *span, head.method.span_name(path))
-        })
+            Trace::of_grpc(tracer, span, head.method.span_name(path))
+        }
     }
 
-    #[cold]
     fn of_grpc(tracer: &Tracer, mut span: Span, name: &str) -> Box<Trace> {
         let method = name.to_owned();
         span.name = method.clone().into();
@@ -93,7 +91,6 @@ impl Trace {
         Trace::new(tracer, span, Convention::Grpc(method))
     }
 
-    #[cold]
     fn of_http(tracer: &Tracer, mut span: Span, method: &str, path: &str) -> Box<Trace> {
         let known = HTTP_METHODS.into_iter().find(|known| *known == method);
         let named = known.unwrap_or("HTTP");

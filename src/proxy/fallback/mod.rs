@@ -14,7 +14,6 @@
 //! | `single_flight` | makes one call for identical reads; `shared_response` is its result |
 //! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
 //! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
-//! | `range_request` | the request for a read that rangecache makes by itself |
 //! | `too_large` | remembers lists that are too large to be held complete |
 //! | `reason`, `refused` | reasons for not using a stream; refusals |
 
@@ -22,7 +21,6 @@ mod expiring_map;
 mod page_header;
 mod page_series;
 mod page_source;
-mod range_request;
 mod reason;
 mod refused;
 mod shared_response;

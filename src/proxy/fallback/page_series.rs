@@ -114,12 +114,31 @@ struct PageRequest<'a> {
 }
 
 impl SeriesKey {
+    /// Identity of the page that `query` requests, which [is one](RangeQuery::is_page).
     fn new(query: &RangeQuery, scope: ShareScope) -> SeriesKey {
+        // Without `..`, so that a new field does not compile until it is decided here.
+        let RangeQuery {
+            key,
+            range_end,
+            revision,
+            keys_only,
+            // Each page may have its own.
+            limit: _,
+            serializable: _,
+            // A page is in key order, with entries and without filters.
+            sort_order: _,
+            sort_target: _,
+            count_only: _,
+            min_mod_revision: _,
+            max_mod_revision: _,
+            min_create_revision: _,
+            max_create_revision: _,
+        } = query;
         SeriesKey {
-            key: query.key.clone(),
-            range_end: query.range_end.clone(),
-            revision: query.revision,
-            keys_only: query.keys_only,
+            key: key.clone(),
+            range_end: range_end.clone(),
+            revision: *revision,
+            keys_only: *keys_only,
             scope,
         }
     }

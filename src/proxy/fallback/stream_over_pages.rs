@@ -20,7 +20,6 @@ use http_body::Frame;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::range_request::range_request;
 use super::refused::Refused;
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
@@ -268,7 +267,7 @@ impl<G: FetchPage> Pager<G> {
         };
         let request = RangeRequest {
             limit,
-            ..range_request(query)
+            ..query.to_request()
         };
         Box::new(Pager {
             calls,

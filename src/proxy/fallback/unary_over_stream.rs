@@ -18,7 +18,6 @@ use http_body::Frame;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::Instant;
 
-use super::range_request::range_request;
 use super::reason::StreamFallback;
 use super::too_large::is_too_large;
 use crate::proxy::forward::{Forward, ResponseReader};
@@ -73,7 +72,7 @@ pub(super) fn stream_request(query: &RangeQuery) -> RangeRequest {
     RangeRequest {
         limit: query.limit.max(0),
         revision: query.revision.max(0),
-        ..range_request(query)
+        ..query.to_request()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Common part of KV/Range and KV/RangeStream: reads and decodes the message and the metadata, and gets the response
-//! from etcd by way of `fallback`.
+//! KV/Range, and what it has in common with KV/RangeStream: reads and decodes the message and the metadata, and gets the
+//! response from etcd by way of `fallback`.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -7,16 +7,19 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 
 use super::attempt::ReadRequest;
-use super::body::EntrySource;
+use super::body::{EntrySource, unary_body};
 use super::serve::{ReceivedRead, Unservable, WireFormat};
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use etcd_store::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
+use etcd_store::cache::{
+    Answer, QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target,
+};
 use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use etcd_wire::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
+use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
 use etcd_wire::grpc::{CallMetadata, Method, Status};
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
@@ -59,6 +62,29 @@ pub(in crate::proxy) trait GrpcMethod: Default {
         selection: Selection,
         entries: EntrySource<'_>,
     ) -> Result<ResponseBody, Unservable>;
+}
+
+/// KV/Range.
+#[derive(Default)]
+pub(in crate::proxy) struct Unary;
+
+impl GrpcMethod for Unary {
+    const METHOD: Method = Method::Range;
+    const KIND: Kind = Kind::Unary;
+    const IS_COMPARED: bool = true;
+
+    fn body(
+        header: ResponseHeader,
+        selection: Selection,
+        entries: EntrySource<'_>,
+    ) -> Result<ResponseBody, Unservable> {
+        let answer = Answer::new(header, selection);
+        // etcd's gRPC library refuses to send longer messages, too.
+        if answer.len() > MAX_RESPONSE_BYTES {
+            return Err(Unservable::TooLong(answer.len()));
+        }
+        Ok(unary_body(answer, entries)?)
+    }
 }
 
 impl<M: GrpcMethod> WireFormat for M {

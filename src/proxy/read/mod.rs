@@ -5,8 +5,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `serve` | serves a read in any wire format: calls what follows |
-//! | `unary`, `streaming`, `json` | the formats: KV/Range, KV/RangeStream, and `/v3/kv/range` of the JSON gateway |
-//! | `grpc` | what the first two have in common: receive, and get the response from etcd by way of `fallback` |
+//! | `grpc` | the format of KV/Range, and what KV/RangeStream has in common with it: receive, and get the response from etcd by way of `fallback` |
+//! | `streaming`, `json` | the formats of KV/RangeStream, and of `/v3/kv/range` of the JSON gateway |
 //! | `decide` | has the read planned, and chooses the attempt |
 //! | `plan` | decides what must be proven; a pure function |
 //! | `leaf_check` | answers the quorum checks of rangecaches whose endpoint this process is |
@@ -32,9 +32,8 @@ mod serve;
 mod shadow;
 mod stale;
 mod streaming;
-mod unary;
 
+pub(super) use grpc::Unary;
 pub(super) use json::{Json, is_json_range};
 pub(super) use serve::serve;
 pub(super) use streaming::Streaming;
-pub(super) use unary::Unary;

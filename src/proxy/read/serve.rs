@@ -184,7 +184,7 @@ fn turn_to_compare<W: WireFormat>(
     let is_comparable = W::IS_COMPARED
         && matches!(answer, MemoryAnswer::Entries(..))
         && record.stale_age.is_none()
-        && !is_leaf_check(request);
+        && !(request.metadata.is_of_rangecache && is_leaf_check(&request.query));
     is_comparable.then(|| proxy.shadow.choose())?
 }
 
@@ -243,7 +243,11 @@ async fn fetch<W: WireFormat>(
     }
     record.outcome = Outcome::Forwarded(reason);
     request.metadata.bypass |= reason == Reason::ForwardAll;
-    let stale = StaleRead::of(proxy, &request);
+    let stale = if request.needs_newest() {
+        None
+    } else {
+        StaleRead::of(proxy, &request)
+    };
     let fetching = format.fetch(proxy, &mut request, original, call, record);
     let result = match stale {
         None => fetching.await,
@@ -427,6 +431,8 @@ mod tests {
             turn(&of_leaf, &entries, &record).is_none(),
             "it proves nothing then"
         );
+        of_leaf.metadata.is_of_rangecache = false;
+        assert!(turn(&of_leaf, &entries, &record).is_some(), "it is a client's");
         record.stale_age = Some(std::time::Duration::ZERO);
         assert!(turn(&request(), &entries, &record).is_none(), "it is stale");
     }

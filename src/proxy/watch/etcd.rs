@@ -31,7 +31,7 @@ pub(super) struct EtcdSource {
 }
 
 /// Why etcd no longer serves the stream.
-pub(super) enum Left {
+pub(super) enum EtcdEnd {
     /// The watchers have joined memory, with every event above this revision. What etcd has sent behind it was never read.
     Joined(i64, Vec<Joined>),
     /// The history of watchers that memory has handed over was replaced.
@@ -66,7 +66,7 @@ impl EtcdSource {
     ///
     /// # Errors
     /// Why memory has to continue the stream.
-    pub(super) fn poll(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<Polled, Left> {
+    pub(super) fn poll(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<Polled, EtcdEnd> {
         let sent = |frame| Ok(Poll::Ready(Some(Ok(frame))));
         loop {
             if let Some(response) = down.control.pop_front() {
@@ -77,10 +77,10 @@ impl EtcdSource {
                     return sent(Frame::trailers(status.trailers()));
                 }
                 if !self.stream.is_of_current_history() && self.stream.relay.has_watchers_of_memory() {
-                    return Err(Left::Replaced);
+                    return Err(EtcdEnd::Replaced);
                 }
                 if let Some((revision, joined)) = self.poll_return(down, cx) {
-                    return Err(Left::Joined(revision, joined));
+                    return Err(EtcdEnd::Joined(revision, joined));
                 }
                 if self.is_joining() {
                     return Ok(Poll::Pending);
@@ -114,7 +114,7 @@ impl EtcdSource {
                 }
                 // Otherwise etcd ends the watchers as it sees fit. The stream does not return.
                 Poll::Ready(StreamStep::Replaced) if self.stream.relay.has_watchers_of_memory() => {
-                    return Err(Left::Replaced);
+                    return Err(EtcdEnd::Replaced);
                 }
                 Poll::Ready(StreamStep::Replaced) => {}
                 Poll::Ready(StreamStep::End(trailers)) => return sent(Frame::trailers(trailers)),

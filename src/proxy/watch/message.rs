@@ -51,7 +51,7 @@ pub(super) struct EventMessages {
 impl EventMessages {
     /// Revision of the last event of `picked` that a watcher with these `options` gets; `None` without any.
     pub(super) fn last_revision(picked: &Picked, options: Options) -> Option<i64> {
-        if !options.no_put && !options.no_delete {
+        if !options.has_filter() {
             return Some(picked.last_revision());
         }
         picked

@@ -58,6 +58,21 @@ pub(super) struct Options {
     pub(super) no_delete: bool,
 }
 
+impl Options {
+    /// Whether there are events that the watcher does not get.
+    pub(super) fn has_filter(self) -> bool {
+        // All fields are named, so that a new option does not compile before it is decided here.
+        let Options {
+            progress_notify: _,
+            prev_kv: _,
+            fragment: _,
+            no_put,
+            no_delete,
+        } = self;
+        no_put || no_delete
+    }
+}
+
 /// The message is for etcd: it has a field or a value that rangecache does not know, or is not encoded canonically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UnknownRequest;

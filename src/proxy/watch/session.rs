@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use tokio::time::Instant;
 
 use super::downstream::Downstream;
-use super::etcd::Left;
+use super::etcd::EtcdEnd;
 use super::handover::{Source, begin_at_etcd, cancel_handed_over, hand_over, leave, return_to_memory};
 use super::memory::MemorySource;
 use super::plan::Refusal;
@@ -95,8 +95,8 @@ impl Session {
                 },
                 Source::Etcd(mut etcd) => match etcd.poll(down, cx) {
                     Ok(polled) => return self.polled(Source::Etcd(etcd), polled),
-                    Err(Left::Joined(revision, joined)) => return_to_memory(etcd, revision, joined, down),
-                    Err(Left::Replaced) => cancel_handed_over(etcd, down),
+                    Err(EtcdEnd::Joined(revision, joined)) => return_to_memory(etcd, revision, joined, down),
+                    Err(EtcdEnd::Replaced) => cancel_handed_over(etcd, down),
                 },
             };
             self.source = Some(next);

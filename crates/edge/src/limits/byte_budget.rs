@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
-use rangecache_base::telemetry::metrics::Gauge;
+use rangecache_base::telemetry::metrics::Counted;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -41,14 +41,14 @@ pub struct ByteBudget {
     max_bytes: u64,
     /// Used bytes up to which every holder may grow.
     shared_max_bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     /// Notified when bytes are released and when a holder leaves the queue.
     changed: Notify,
     metrics: BufferKindMetrics,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BudgetState {
     /// Sum of the bytes of all holders.
     used: u64,
     /// Number of the newest holder in the queue.
@@ -65,7 +65,7 @@ struct State {
 /// Position of a holder in the queue: its client and its number.
 type QueuePosition = (u64, u64);
 
-impl State {
+impl BudgetState {
     fn add(&mut self, client: Option<u64>, bytes: u64) {
         self.used += bytes;
         if let Some(client) = client {
@@ -203,7 +203,7 @@ impl ByteBudget {
     }
 
     /// Whether `client` leaves room to others with `bytes` more.
-    fn leaves_room(&self, state: &State, client: u64, bytes: u64) -> bool {
+    fn leaves_room(&self, state: &BudgetState, client: u64, bytes: u64) -> bool {
         let of_client = state.by_client.get(&client);
         let is_alone = state.by_client.len() == usize::from(of_client.is_some());
         let bytes_of_client = of_client.copied().unwrap_or(0) + bytes;
@@ -265,7 +265,7 @@ impl HeldBytes {
         HolderWaiting {
             budget: Arc::clone(&self.budget),
             bytes,
-            _waiting: Waiting::new(&self.budget.metrics.waiting),
+            _waiting: Counted::on(&self.budget.metrics.waiting),
         }
     }
 
@@ -376,29 +376,12 @@ pub(super) async fn retry_until(
 struct HolderWaiting {
     budget: Arc<ByteBudget>,
     bytes: u64,
-    _waiting: Waiting,
+    _waiting: Counted,
 }
 
 impl Drop for HolderWaiting {
     fn drop(&mut self) {
         self.budget.state.lock().waiting -= self.bytes;
-    }
-}
-
-/// Counts one call as waiting until dropped.
-#[derive(Debug)]
-pub(super) struct Waiting(Gauge);
-
-impl Waiting {
-    pub(super) fn new(gauge: &Gauge) -> Waiting {
-        gauge.inc();
-        Waiting(gauge.clone())
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        self.0.dec();
     }
 }
 

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use rangecache_base::telemetry::metrics::Gauge;
+use rangecache_base::telemetry::metrics::{Counted, Gauge};
 use tokio::sync::Notify;
 
-use super::byte_budget::Waiting;
 use super::intake::Intake;
 
 /// Largest new call that may wait for room, in bytes.
@@ -120,7 +119,7 @@ impl ConnectionQueue {
         }
         Waiter {
             connection: self,
-            _waiting: Waiting::new(gauge),
+            _waiting: Counted::on(gauge),
         }
     }
 
@@ -151,7 +150,7 @@ impl ConnectionQueue {
 #[derive(Debug)]
 pub(super) struct Waiter<'a> {
     connection: &'a Arc<ConnectionQueue>,
-    _waiting: Waiting,
+    _waiting: Counted,
 }
 
 impl Drop for Waiter<'_> {

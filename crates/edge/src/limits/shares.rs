@@ -111,11 +111,11 @@ pub(super) struct Shares {
 /// Bounds of one client.
 #[derive(Debug)]
 pub struct Share {
-    calls: Option<Queue>,
-    costly: Queue,
-    lists: Option<Queue>,
+    calls: Option<PermitQueue>,
+    costly: PermitQueue,
+    lists: Option<PermitQueue>,
     watches: Option<Arc<Semaphore>>,
-    bytes: Option<Bytes>,
+    bytes: Option<ByteRate>,
     metrics: ShareMetrics,
 }
 
@@ -163,13 +163,13 @@ impl Shares {
 impl Share {
     fn new(limits: ClientLimits, metrics: ShareMetrics) -> Share {
         let semaphore = |max: u32| Arc::new(Semaphore::new(max as usize));
-        let queue = |max, limit| (max > 0).then(|| Queue::new(semaphore(max), limit));
+        let queue = |max, limit| (max > 0).then(|| PermitQueue::new(semaphore(max), limit));
         Share {
             calls: queue(limits.max_calls, ShareLimit::Calls),
-            costly: Queue::new(semaphore(MAX_COSTLY), ShareLimit::Costly),
+            costly: PermitQueue::new(semaphore(MAX_COSTLY), ShareLimit::Costly),
             lists: queue(limits.max_forwarded_lists, ShareLimit::Lists),
             watches: (limits.max_watches > 0).then(|| semaphore(limits.max_watches)),
-            bytes: (limits.max_bytes_per_second > 0).then(|| Bytes::new(limits.max_bytes_per_second)),
+            bytes: (limits.max_bytes_per_second > 0).then(|| ByteRate::new(limits.max_bytes_per_second)),
             metrics,
         }
     }
@@ -242,7 +242,7 @@ impl Share {
     /// Time until a response may be continued; zero if it may be now.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        self.bytes.as_ref().map_or(Duration::ZERO, Bytes::delay)
+        self.bytes.as_ref().map_or(Duration::ZERO, ByteRate::delay)
     }
 
     fn record_refused(&self, cause: NoShare) {
@@ -254,15 +254,15 @@ impl Share {
 
 /// A bound on calls at once, with those that wait for it.
 #[derive(Debug)]
-struct Queue {
+struct PermitQueue {
     free: Arc<Semaphore>,
     waiting: AtomicU32,
     limit: ShareLimit,
 }
 
-impl Queue {
-    fn new(free: Arc<Semaphore>, limit: ShareLimit) -> Queue {
-        Queue {
+impl PermitQueue {
+    fn new(free: Arc<Semaphore>, limit: ShareLimit) -> PermitQueue {
+        PermitQueue {
             free,
             waiting: AtomicU32::new(0),
             limit,
@@ -276,7 +276,7 @@ impl Queue {
             return Ok(permit);
         }
         let exceeded = NoShare::Exceeded(self.limit);
-        let _waiting = Waiting::enter(&self.waiting).ok_or(exceeded)?;
+        let _waiting = WaiterCount::enter(&self.waiting).ok_or(exceeded)?;
         match tokio::time::timeout_at(until(deadline), free.acquire_owned()).await {
             // The semaphore is not closed.
             Ok(permit) => permit.map_err(|_| exceeded),
@@ -287,7 +287,7 @@ impl Queue {
 
 /// Bytes per second.
 #[derive(Debug)]
-struct Bytes {
+struct ByteRate {
     per_second: u64,
     /// Time at which all bytes that were sent are paid for.
     paid_at: Mutex<Instant>,
@@ -296,9 +296,9 @@ struct Bytes {
     first: tokio::sync::Mutex<()>,
 }
 
-impl Bytes {
-    fn new(per_second: u64) -> Bytes {
-        Bytes {
+impl ByteRate {
+    fn new(per_second: u64) -> ByteRate {
+        ByteRate {
             per_second,
             paid_at: Mutex::new(Instant::now()),
             waiting: AtomicU32::new(0),
@@ -326,7 +326,7 @@ impl Bytes {
             return Ok(());
         }
         let exceeded = NoShare::Exceeded(ShareLimit::Bytes);
-        let _waiting = Waiting::enter(&self.waiting).ok_or(exceeded)?;
+        let _waiting = WaiterCount::enter(&self.waiting).ok_or(exceeded)?;
         let waiting = async {
             let _first = self.first.lock().await;
             loop {
@@ -343,16 +343,16 @@ impl Bytes {
 }
 
 /// Counts a call as waiting until dropped.
-struct Waiting<'a>(&'a AtomicU32);
+struct WaiterCount<'a>(&'a AtomicU32);
 
-impl Waiting<'_> {
-    fn enter(waiting: &AtomicU32) -> Option<Waiting<'_>> {
-        let guard = Waiting(waiting);
+impl WaiterCount<'_> {
+    fn enter(waiting: &AtomicU32) -> Option<WaiterCount<'_>> {
+        let guard = WaiterCount(waiting);
         (waiting.fetch_add(1, Ordering::Relaxed) < MAX_WAITING).then_some(guard)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaiterCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

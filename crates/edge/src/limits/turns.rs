@@ -26,17 +26,17 @@ const CLIENT_DIVISOR: usize = 8;
 /// Bounds calls to etcd, and calls that wait.
 #[derive(Debug)]
 pub struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnState>,
     /// Longest wait of a call without a deadline; `None` if it waits until its client cancels it.
     max_wait: Option<Duration>,
     metrics: TurnMetrics,
 }
 
 /// Tells a call that waits that it has a turn, or gets none.
-type Waiter = oneshot::Sender<Result<Turn, NoTurn>>;
+type WaiterSender = oneshot::Sender<Result<Turn, NoTurn>>;
 
 #[derive(Debug)]
-struct State {
+struct TurnState {
     /// Calls that may be sent to etcd at once.
     max_turns: usize,
     /// Calls that have a turn: more than `max_turns` for a while after that was lowered. While there are fewer, no call
@@ -48,7 +48,7 @@ struct State {
     max_waiting: u32,
     /// Calls that wait, for a turn or for another read's response.
     waiting: u32,
-    waiters: Waiters<Waiter>,
+    waiters: Waiters<WaiterSender>,
 }
 
 #[derive(Debug, Default)]
@@ -96,7 +96,7 @@ impl NoTurn {
     }
 }
 
-impl State {
+impl TurnState {
     /// Whether there is a turn for a call of `client`.
     fn may_take(&self, client: u64) -> bool {
         let free = self.max_turns.saturating_sub(self.taken);
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// Takes turns for the calls that wait, as far as there are any; returns the calls with their clients.
-    fn grant(&mut self) -> Vec<(u64, Waiter)> {
+    fn grant(&mut self) -> Vec<(u64, WaiterSender)> {
         let mut granted = Vec::new();
         loop {
             let mut waiters = std::mem::take(&mut self.waiters);
@@ -179,7 +179,7 @@ impl Turns {
         metrics: TurnMetrics,
     ) -> Arc<Turns> {
         Arc::new(Turns {
-            state: Mutex::new(State {
+            state: Mutex::new(TurnState {
                 max_turns,
                 taken: 0,
                 by_client,
@@ -330,7 +330,7 @@ impl Turns {
 
     /// Sends turns to the calls that have been granted them; returns the clients of those that were cancelled in this
     /// moment.
-    fn send(self: &Arc<Self>, granted: Vec<(u64, Waiter)>) -> Vec<u64> {
+    fn send(self: &Arc<Self>, granted: Vec<(u64, WaiterSender)>) -> Vec<u64> {
         let mut unsent = Vec::new();
         for (client, waiter) in granted {
             self.metrics.in_flight.inc();

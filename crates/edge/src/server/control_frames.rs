@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::pace::Budget;
+use super::pace::FrameBudget;
 
 /// Control frames that a connection may send at once.
 const BURST: u64 = 10_000;
@@ -86,7 +86,7 @@ pub(super) struct ControlFrames {
     /// Calls that the client has reset since [`ControlFrames::take_resets`].
     resets: u32,
     /// Remaining budget of the connection's turn.
-    turn: Budget,
+    turn: FrameBudget,
     /// Whether the client's settings have been read, which precede its acknowledgement.
     seen_settings: bool,
     /// Whether the client's acknowledgement has not been read.
@@ -106,7 +106,7 @@ impl ControlFrames {
             payload: 0,
             exhausted: false,
             resets: 0,
-            turn: Budget::new(),
+            turn: FrameBudget::new(),
             awaits_acknowledgement: true,
             seen_settings: false,
         }
@@ -114,7 +114,7 @@ impl ControlFrames {
 
     /// Begins the connection's next turn.
     pub(super) fn begin_turn(&mut self) {
-        self.turn = Budget::new();
+        self.turn = FrameBudget::new();
     }
 
     /// Number of calls that the client has reset since the last time.

@@ -53,7 +53,7 @@ impl Handshakes {
     /// Waits for the place of a handshake with a client at `address`, which is `None` if it has no bound. `None` if the
     /// address has too many, or if there is no place in time.
     pub(super) async fn begin(self: &Arc<Self>, address: Option<ClientAddress>) -> Option<Handshake> {
-        let counted = Counted::enter(self, address)?;
+        let counted = AddressCount::enter(self, address)?;
         let place = match Arc::clone(&self.places).try_acquire_owned() {
             Ok(place) => place,
             Err(_) => tokio::time::timeout(self.timeout, self.place()).await.ok()??,
@@ -99,14 +99,14 @@ impl Handshakes {
 
 /// Counts a handshake of an address until dropped.
 #[derive(Debug)]
-struct Counted {
+struct AddressCount {
     handshakes: Arc<Handshakes>,
     address: Option<ClientAddress>,
 }
 
-impl Counted {
+impl AddressCount {
     /// `None` if the address has too many.
-    fn enter(handshakes: &Arc<Handshakes>, address: Option<ClientAddress>) -> Option<Counted> {
+    fn enter(handshakes: &Arc<Handshakes>, address: Option<ClientAddress>) -> Option<AddressCount> {
         if let Some(address) = address {
             let mut begun = handshakes.begun.lock();
             let of_address = begun.by_address.entry(address).or_default();
@@ -115,14 +115,14 @@ impl Counted {
             }
             *of_address += 1;
         }
-        Some(Counted {
+        Some(AddressCount {
             handshakes: Arc::clone(handshakes),
             address,
         })
     }
 }
 
-impl Drop for Counted {
+impl Drop for AddressCount {
     fn drop(&mut self) {
         let Some(address) = self.address else {
             return;
@@ -142,7 +142,7 @@ impl Drop for Counted {
 pub(super) struct Handshake {
     number: u64,
     replaced: CancellationToken,
-    counted: Counted,
+    counted: AddressCount,
     _place: OwnedSemaphorePermit,
 }
 

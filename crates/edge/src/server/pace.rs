@@ -1,7 +1,7 @@
 //! Pace at which a connection's requests are read, so that one client with many requests does not keep the others'
 //! waiting:
 //!
-//! - A connection takes turns with all others: [`Budget`] bounds the frames that it may have handled in one turn of
+//! - A connection takes turns with all others: [`FrameBudget`] bounds the frames that it may have handled in one turn of
 //!   the scheduler.
 //! - A connection whose calls cost too much, or for whose calls there is no room, is read later: [`Delay`].
 
@@ -27,12 +27,12 @@ const MAX_DELAY: Duration = Duration::from_millis(200);
 
 /// Remaining budget of a connection's turn.
 #[derive(Debug)]
-pub(super) struct Budget(u32);
+pub(super) struct FrameBudget(u32);
 
-impl Budget {
+impl FrameBudget {
     /// Budget of a whole turn.
-    pub(super) fn new() -> Budget {
-        Budget(COST_PER_TURN)
+    pub(super) fn new() -> FrameBudget {
+        FrameBudget(COST_PER_TURN)
     }
 
     /// Whether the turn is over.
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn turn_has_room_for_some_requests_or_many_other_frames() {
         let frames = |begins_request| {
-            let mut budget = Budget::new();
+            let mut budget = FrameBudget::new();
             let mut frames = 0;
             while !budget.is_spent() {
                 budget.spend(begins_request);

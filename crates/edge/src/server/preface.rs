@@ -38,7 +38,7 @@ pub(super) struct Prefaced<S> {
     end: usize,
     /// Bytes that were read and are to be handled in later turns of the connection.
     later: BytesMut,
-    turn: Turn,
+    turn: ReadTurn,
     delay: Delay,
     stream: S,
     /// `None` for HTTP/1.
@@ -56,7 +56,7 @@ pub(super) struct Prefaced<S> {
 
 /// Turns of a connection.
 #[derive(Clone, Copy, Debug)]
-enum Turn {
+enum ReadTurn {
     /// Bytes are read.
     Running,
     /// The connection has had its frames of this turn.
@@ -119,7 +119,7 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(
         next: 0,
         end,
         later: BytesMut::new(),
-        turn: Turn::Running,
+        turn: ReadTurn::Running,
         delay: Delay::new(intake),
         stream,
         frames: is_http2.then(ControlFrames::new),
@@ -143,15 +143,15 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
         }
         ready!(self.delay.poll_end(cx));
         match self.turn {
-            Turn::Running => {}
-            Turn::Over => {
-                self.turn = Turn::OfOthers;
+            ReadTurn::Running => {}
+            ReadTurn::Over => {
+                self.turn = ReadTurn::OfOthers;
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Turn::OfOthers => {
+            ReadTurn::OfOthers => {
                 ready!(self.delay.intake().poll_handled(cx));
-                self.turn = Turn::Running;
+                self.turn = ReadTurn::Running;
             }
         }
         let before = buf.filled().len();
@@ -175,7 +175,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
             Handled::All => read.len(),
             Handled::Turn(handled) => {
                 frames.begin_turn();
-                self.turn = Turn::Over;
+                self.turn = ReadTurn::Over;
                 if !is_later {
                     self.later.extend_from_slice(&read[handled..]);
                 }

@@ -31,12 +31,12 @@ pub(super) struct Watched<T> {
     load: LoadFiles<T>,
     current: ArcSwap<T>,
     /// Last state of the files, valid or not, so that each broken state is logged once.
-    seen: Mutex<Seen>,
+    seen: Mutex<SeenFiles>,
     metrics: Arc<TlsMetrics>,
 }
 
 #[derive(PartialEq, Eq)]
-enum Seen {
+enum SeenFiles {
     Files(u64),
     Unreadable(String),
 }
@@ -56,7 +56,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
             paths,
             load,
             current: ArcSwap::from_pointee(loaded.value),
-            seen: Mutex::new(Seen::Files(files.stamp())),
+            seen: Mutex::new(SeenFiles::Files(files.stamp())),
             metrics: metrics.group(),
         };
         watched.export_expiries(&loaded.expiries);
@@ -89,13 +89,13 @@ impl<T: Send + Sync + 'static> Watched<T> {
         let files = match Files::read(&self.paths) {
             Ok(files) => files,
             Err(error) => {
-                if self.is_new_state(Seen::Unreadable(error.to_string())) {
+                if self.is_new_state(SeenFiles::Unreadable(error.to_string())) {
                     self.keep_old(&error);
                 }
                 return;
             }
         };
-        if !self.is_new_state(Seen::Files(files.stamp())) {
+        if !self.is_new_state(SeenFiles::Files(files.stamp())) {
             return;
         }
         match (self.load)(&files) {
@@ -112,7 +112,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         }
     }
 
-    fn is_new_state(&self, now: Seen) -> bool {
+    fn is_new_state(&self, now: SeenFiles) -> bool {
         let mut seen = self.seen.lock();
         let is_new = *seen != now;
         *seen = now;

@@ -27,7 +27,7 @@
 //!
 //! `fuzzing`, `testing` and the files named `model` are compiled for tests and fuzz targets only.
 //!
-//! This room imports `keyspace` and `protobuf` only; `mirror`, `proxy` and `doctor` import it.
+//! This room imports `keyspace`, `protobuf` and the generated messages only; `mirror`, `proxy` and `doctor` import it.
 
 #![cfg_attr(
     test,

@@ -22,11 +22,11 @@ pub(super) struct PackedBlock {
     pub(super) born: u64,
     /// Of each entry: the fields before the value, and the lease.
     heads: Box<[u8]>,
-    places: Box<[Place]>,
-    values: Values,
+    places: Box<[EntryOffsets]>,
+    values: BlockValues,
 }
 
-enum Values {
+enum BlockValues {
     Compressed {
         /// The encoded entries, compressed.
         bytes: Box<[u8]>,
@@ -39,7 +39,7 @@ enum Values {
 
 /// Place of an entry in a packed block; it begins where the one before ends.
 #[derive(Clone, Copy)]
-struct Place {
+struct EntryOffsets {
     /// End of its head.
     head_end: u32,
     /// Length of the encoded field `lease`, the last part of its head; 0 without a lease.
@@ -60,7 +60,7 @@ impl PackedBlock {
         for piece in entries.iter().flat_map(|entry| entry.encoded().as_slices()) {
             plain.extend_from_slice(piece);
         }
-        let values = Values::Compressed {
+        let values = BlockValues::Compressed {
             bytes: lz4_flex::block::compress(&plain).into_boxed_slice(),
             checksum: crc32fast::hash(&plain),
         };
@@ -78,13 +78,13 @@ impl PackedBlock {
         digests: Box<[u64]>,
         born: u64,
     ) -> Option<PackedBlock> {
-        PackedBlock::with_heads(heads, Values::NotHeld(digests), born)
+        PackedBlock::with_heads(heads, BlockValues::NotHeld(digests), born)
     }
 
     /// `heads` has the fields of each entry before its value, its lease, and its encoded length in bytes.
     fn with_heads<'a>(
         heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
-        values: Values,
+        values: BlockValues,
         born: u64,
     ) -> Option<PackedBlock> {
         let (mut bytes, mut places, mut end) = (Vec::new(), Vec::new(), 0_u32);
@@ -92,7 +92,7 @@ impl PackedBlock {
             bytes.extend_from_slice(prelude);
             bytes.extend_from_slice(lease);
             end = end.checked_add(u32::try_from(encoded_len).ok()?)?;
-            places.push(Place {
+            places.push(EntryOffsets {
                 head_end: u32::try_from(bytes.len()).ok()?,
                 lease_bytes: u32::try_from(lease.len()).ok()?,
                 end,
@@ -125,26 +125,26 @@ impl PackedBlock {
         start..self.places[index].end as usize
     }
 
-    fn before(&self, index: usize) -> Option<&Place> {
+    fn before(&self, index: usize) -> Option<&EntryOffsets> {
         self.places.get(index.checked_sub(1)?)
     }
 
     /// Digest of an entry whose value is not held.
     pub(super) fn digest(&self, index: usize) -> Option<u64> {
         match &self.values {
-            Values::NotHeld(digests) => digests.get(index).copied(),
-            Values::Compressed { .. } => None,
+            BlockValues::NotHeld(digests) => digests.get(index).copied(),
+            BlockValues::Compressed { .. } => None,
         }
     }
 
     /// Whether it has the values of its entries.
     pub(super) fn has_values(&self) -> bool {
-        matches!(self.values, Values::Compressed { .. })
+        matches!(self.values, BlockValues::Compressed { .. })
     }
 
     /// The entries in a plain block of the caller's own. Not to be called without values.
     pub(super) fn unpack(&self) -> Result<Arc<Block>, CorruptBlock> {
-        let Values::Compressed { bytes, checksum } = &self.values else {
+        let BlockValues::Compressed { bytes, checksum } = &self.values else {
             debug_assert!(false, "the value is not held");
             return Err(CorruptBlock);
         };
@@ -165,8 +165,8 @@ impl PackedBlock {
             + class_bytes(self.heads.len())
             + class_bytes(size_of_val(&*self.places))
             + match &self.values {
-                Values::Compressed { bytes, .. } => class_bytes(bytes.len()),
-                Values::NotHeld(digests) => class_bytes(size_of_val(&**digests)),
+                BlockValues::Compressed { bytes, .. } => class_bytes(bytes.len()),
+                BlockValues::NotHeld(digests) => class_bytes(size_of_val(&**digests)),
             }
     }
 
@@ -181,17 +181,19 @@ impl PackedBlock {
     #[cfg(any(test, feature = "testing"))]
     pub(super) fn damaged(&self) -> PackedBlock {
         let values = match &self.values {
-            Values::Compressed { bytes, checksum } => {
+            BlockValues::Compressed { bytes, checksum } => {
                 let mut bytes = bytes.clone();
                 if let Some(byte) = bytes.last_mut() {
                     *byte ^= 1;
                 }
-                Values::Compressed {
+                BlockValues::Compressed {
                     bytes,
                     checksum: *checksum,
                 }
             }
-            Values::NotHeld(digests) => Values::NotHeld(digests.iter().map(|digest| digest ^ 1).collect()),
+            BlockValues::NotHeld(digests) => {
+                BlockValues::NotHeld(digests.iter().map(|digest| digest ^ 1).collect())
+            }
         };
         PackedBlock {
             born: self.born,

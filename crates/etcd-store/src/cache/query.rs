@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use crate::keyspace::Interval;
+use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::protobuf::{
     FIXED_32, FIXED_64, LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint, to_usize,
 };
@@ -204,9 +205,10 @@ impl RangeQuery {
         while at < message.len() {
             let tag = strict_varint(&message, &mut at).ok_or(Undecodable)?;
             let (field, wire_type) = (tag >> 3, tag & 7);
-            let known =
-                (1..=13).contains(&field) && wire_type == if field <= 2 { LENGTH_DELIMITED } else { VARINT };
-            if !known || seen & (1 << field) != 0 {
+            let expected_type = if field <= 2 { LENGTH_DELIMITED } else { VARINT };
+            // Fields beyond the bits of `seen` are rejected here, other unknown ones by `set`.
+            let in_bounds = (1..32).contains(&field);
+            if !in_bounds || wire_type != expected_type || seen & (1 << field) != 0 {
                 return Err(Undecodable);
             }
             seen |= 1 << field;
@@ -226,7 +228,7 @@ impl RangeQuery {
                     query.range_end = bytes;
                 }
             } else {
-                query.set(field, number);
+                query.set(field, number)?;
             }
         }
         Ok(query)
@@ -236,7 +238,7 @@ impl RangeQuery {
         clippy::cast_possible_truncation,
         reason = "protobuf truncates an int32 on the wire to its low 32 bits"
     )]
-    fn set(&mut self, field: u64, number: u64) {
+    fn set(&mut self, field: u64, number: u64) -> Result<(), Undecodable> {
         let signed = number as i64;
         match field {
             3 => self.limit = signed,
@@ -249,7 +251,45 @@ impl RangeQuery {
             10 => self.min_mod_revision = signed,
             11 => self.max_mod_revision = signed,
             12 => self.min_create_revision = signed,
-            _ => self.max_create_revision = signed,
+            13 => self.max_create_revision = signed,
+            // An option of a newer etcd: ignored here, it would be answered wrongly.
+            _ => return Err(Undecodable),
+        }
+        Ok(())
+    }
+
+    /// Returns etcd's message with every field of the query. A new field of either is an error of the compiler here: a
+    /// read is neither sent nor logged without what its client asked for.
+    pub fn to_request(&self) -> RangeRequest {
+        let RangeQuery {
+            key,
+            range_end,
+            limit,
+            revision,
+            sort_order,
+            sort_target,
+            serializable,
+            keys_only,
+            count_only,
+            min_mod_revision,
+            max_mod_revision,
+            min_create_revision,
+            max_create_revision,
+        } = self;
+        RangeRequest {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            limit: *limit,
+            revision: *revision,
+            sort_order: *sort_order,
+            sort_target: *sort_target,
+            serializable: *serializable,
+            keys_only: *keys_only,
+            count_only: *count_only,
+            min_mod_revision: *min_mod_revision,
+            max_mod_revision: *max_mod_revision,
+            min_create_revision: *min_create_revision,
+            max_create_revision: *max_create_revision,
         }
     }
 
@@ -295,12 +335,29 @@ impl RangeQuery {
     /// Whether etcd's RangeStream returns the same as its Range. It refuses sort orders other than by key, or sorts chunk by
     /// chunk; a count alone needs no stream.
     pub fn is_streamable(&self) -> bool {
-        let by_key = self.sort_target == SortTarget::Key as i32
+        // Without `..`, so that a new field does not compile until it is decided here.
+        let RangeQuery {
+            key: _,
+            range_end,
+            limit: _,
+            revision: _,
+            sort_order,
+            sort_target,
+            serializable: _,
+            keys_only: _,
+            count_only,
+            // By `has_revision_filter`.
+            min_mod_revision: _,
+            max_mod_revision: _,
+            min_create_revision: _,
+            max_create_revision: _,
+        } = self;
+        let by_key = *sort_target == SortTarget::Key as i32
             && matches!(
-                SortOrder::from_number(self.sort_order),
+                SortOrder::from_number(*sort_order),
                 Some(SortOrder::None | SortOrder::Ascend)
             );
-        !self.range_end.is_empty() && !self.count_only && by_key && !self.has_revision_filter()
+        !range_end.is_empty() && !count_only && by_key && !self.has_revision_filter()
     }
 
     /// Whether the response may be a page of a list in key order, which a later page continues.

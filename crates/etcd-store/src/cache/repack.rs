@@ -47,18 +47,18 @@ struct Replacement {
     /// Kept, so that no other node gets its address.
     _old: Arc<Node>,
     new: Arc<Node>,
-    change: Change,
+    change: MemoryDelta,
 }
 
 /// By what the memory of a tree changes, in bytes.
 #[derive(Clone, Copy, Default)]
-struct Change {
-    added: Bytes,
-    removed: Bytes,
+struct MemoryDelta {
+    added: ByteSums,
+    removed: ByteSums,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Bytes {
+struct ByteSums {
     entries: u64,
     packed: u64,
     packed_encoded: u64,
@@ -172,7 +172,7 @@ impl Repacked {
         self.bytes += leaf.iter().map(|stored| stored.encoded_len() as u64).sum::<u64>();
         // What has the old leaf has its entries: the age of the new one is the same.
         let new = Node::leaf(new, node.born);
-        let change = Change {
+        let change = MemoryDelta {
             added: bytes_of_leaf(&new),
             removed: bytes_of_leaf(node),
         };
@@ -187,23 +187,23 @@ impl Repacked {
     }
 }
 
-impl Change {
+impl MemoryDelta {
     /// Changes of the totals over the entries: all else stays.
     fn apply_to(self, summary: &mut Summary) {
         summary.not_held_bytes = summary.not_held_bytes + self.added.not_held - self.removed.not_held;
     }
 
-    fn and(self, other: Change) -> Change {
-        Change {
+    fn and(self, other: MemoryDelta) -> MemoryDelta {
+        MemoryDelta {
             added: self.added.and(other.added),
             removed: self.removed.and(other.removed),
         }
     }
 }
 
-impl Bytes {
-    fn and(self, other: Bytes) -> Bytes {
-        Bytes {
+impl ByteSums {
+    fn and(self, other: ByteSums) -> ByteSums {
+        ByteSums {
             entries: self.entries + other.entries,
             packed: self.packed + other.packed,
             packed_encoded: self.packed_encoded + other.packed_encoded,
@@ -217,9 +217,9 @@ fn address(node: &Arc<Node>) -> usize {
     Arc::as_ptr(node).addr()
 }
 
-fn bytes_of_leaf(node: &Node) -> Bytes {
+fn bytes_of_leaf(node: &Node) -> ByteSums {
     let counted = Ledger::of(node.entries());
-    Bytes {
+    ByteSums {
         entries: counted.entry_bytes,
         packed: counted.packed_bytes,
         packed_encoded: counted.packed_encoded_bytes,
@@ -270,7 +270,7 @@ fn for_each_leaf_from<'a>(
 }
 
 /// Replacement of a node: a leaf that was packed or unpacked, or a copy of the node with such a leaf below; `None` if nothing does.
-fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(Arc<Node>, Change)> {
+fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(Arc<Node>, MemoryDelta)> {
     let inner = match &node.body {
         Body::Leaf(_) => {
             let leaf = repacked.leaves.get(&address(node))?;
@@ -289,11 +289,11 @@ fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(A
             born: node.born,
             body: Body::Inner(inner),
         };
-        let nodes = |node: &Node| Bytes {
+        let nodes = |node: &Node| ByteSums {
             nodes: node.memory_bytes(),
-            ..Bytes::default()
+            ..ByteSums::default()
         };
-        let change = Change {
+        let change = MemoryDelta {
             added: nodes(&new),
             removed: nodes(node),
         };
@@ -311,9 +311,13 @@ fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(A
     made
 }
 
-fn with_replaced_children(inner: &Inner, repacked: &Repacked, seen: &mut Seen) -> Option<(Inner, Change)> {
+fn with_replaced_children(
+    inner: &Inner,
+    repacked: &Repacked,
+    seen: &mut Seen,
+) -> Option<(Inner, MemoryDelta)> {
     let (first, last) = repacked.range.as_ref()?;
-    let (mut copy, mut change) = (None, Change::default());
+    let (mut copy, mut change) = (None, MemoryDelta::default());
     for index in inner.slot_of(first)..=inner.slot_of(last) {
         if let Some((node, below)) = replaced(&inner.slots[index].node, repacked, seen) {
             let slot = &mut copy.get_or_insert_with(|| inner.clone()).slots[index];

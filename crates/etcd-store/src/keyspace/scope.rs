@@ -11,12 +11,12 @@ use super::key::prefix_end;
 pub struct Scope {
     start: Bytes,
     end: Option<Bytes>,
-    of: Origin,
+    of: ScopePrefixes,
 }
 
 /// Prefixes, as the operator wrote them, that a scope comes from: its name.
 #[derive(Clone, Debug, Default)]
-struct Origin {
+struct ScopePrefixes {
     /// The prefix that is mirrored.
     prefix: Bytes,
     /// The prefix left out of it after which the scope begins.
@@ -73,9 +73,9 @@ impl Scope {
     #[must_use]
     pub fn prefix(prefix: &[u8]) -> Scope {
         let start = Bytes::copy_from_slice(prefix);
-        let of = Origin {
+        let of = ScopePrefixes {
             prefix: start.clone(),
-            ..Origin::default()
+            ..ScopePrefixes::default()
         };
         Scope {
             start,
@@ -147,7 +147,7 @@ impl Scope {
     #[must_use]
     pub fn name(&self) -> String {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let Origin {
+        let ScopePrefixes {
             prefix,
             after,
             before,

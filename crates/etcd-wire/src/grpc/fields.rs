@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
 
+use super::bounds::{MAX_STALENESS, MIN_REVISION};
 use super::hub::INSTANCE;
 
 /// Metadata that carries credentials.
@@ -24,6 +25,16 @@ pub const HEALTH: (&str, &[u8]) = ("rangecache-health", b"true");
 pub const PROBE: (&str, &[u8]) = ("rangecache-probe", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
 pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
+/// Names of metadata that address rangecache, and are not forwarded.
+pub(super) const OWN_METADATA: [&str; 7] = [
+    BYPASS.0,
+    EXPLAIN.0,
+    FEED.0,
+    HEALTH.0,
+    PROBE.0,
+    MIN_REVISION,
+    MAX_STALENESS,
+];
 
 /// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
 pub(super) const FIELD_BYTES: usize = 160;

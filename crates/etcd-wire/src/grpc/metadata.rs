@@ -5,22 +5,12 @@ use std::time::Duration;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::bounds::{InvalidBounds, MAX_STALENESS, MIN_REVISION, ReadBounds};
-use super::fields::{BYPASS, ContentType, EXPLAIN, FEED, HEALTH, HeadFields, PROBE};
+use super::bounds::{InvalidBounds, ReadBounds};
+use super::fields::{BYPASS, ContentType, HeadFields, OWN_METADATA};
 
 /// Longest request message of a Range that is decoded, in bytes: two keys and a few numbers. Longer requests are forwarded
 /// unread.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
-/// Names of metadata that address rangecache, and are not forwarded.
-const OWN_METADATA: [&str; 7] = [
-    BYPASS.0,
-    EXPLAIN.0,
-    FEED.0,
-    HEALTH.0,
-    PROBE.0,
-    MIN_REVISION,
-    MAX_STALENESS,
-];
 /// Metadata of a response to a read that asked for it: its outcome and reason, such as `hit; linearizable`.
 pub const OUTCOME: HeaderName = HeaderName::from_static("rangecache-outcome");
 /// Metadata of a stale response: its age in milliseconds.

@@ -123,9 +123,6 @@ pub enum Status {
     /// etcd reset the stream, and the client's stream cannot be reset any more.
     #[error("etcd reset the stream: {0}")]
     StreamReset(String),
-    /// No more calls are taken.
-    #[error("rangecache: stopping")]
-    Stopping,
     /// An endless call is ended because the process stops.
     #[error("rangecache: stopping; connect again")]
     StoppingReconnect,
@@ -168,7 +165,6 @@ impl Status {
             | Status::UnreadStream
             | Status::WatchInterrupted
             | Status::NoLeader
-            | Status::Stopping
             | Status::StoppingReconnect => Code::Unavailable,
         }
     }

@@ -429,85 +429,121 @@ impl Freshness {
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
-            if connection.leads_to_hub() && matches!(caller, CheckCaller::Authenticated(_)) {
-                return Err(Reason::BehindHub.into());
-            }
-            let before = self.cluster_state.before_check();
-            let history = before.history_id();
-            let proof = |header, at| Proof {
-                header,
-                history,
-                at,
-                sent: before.began(),
-                connection_opened: connection.history_since(),
-            };
-            faults::trip(Fault::Check);
-            let attempt = async {
-                let checked = caller.check(&connection, history, at, trace.as_ref()).await?;
-                let compared = if checked.is_quorum {
-                    compare_log(&connection, &before, &checked).await?
-                } else {
-                    Some(LogComparison::KNOWN)
-                };
-                Ok::<_, tonic::Status>((checked.header, checked.is_quorum, compared))
-            };
-            let attempt_deadline = deadline.min(Instant::now() + caller.attempt_timeout());
-            let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
-            faults::hold(Fault::Hold).await;
-            let status = match attempted {
-                // The first response has shown that the endpoint is a hub.
-                Ok(Ok((_, _, None))) if matches!(caller, CheckCaller::Authenticated(_)) => {
-                    return Err(Reason::BehindHub.into());
-                }
-                Ok(Ok((_, _, None))) => {
+            let attempt = self.attempt(caller, &connection, at, trace.as_ref(), deadline);
+            match attempt.await {
+                Ok(proof) => return Ok(proof),
+                Err(AttemptFailure::Final(unproven)) => return Err(unproven),
+                // The revision was known to be reached: only the newest revision shows what has happened.
+                Err(AttemptFailure::FutureRevision) => at = 0,
+                Err(AttemptFailure::WithoutProof) => {
                     self.upstream.avoid(connection.url());
                     without_proof += 1;
                     if without_proof >= self.upstream.endpoint_count() {
                         return Err(Reason::CheckFailed.into());
                     }
-                    continue;
                 }
-                Ok(Ok((header, true, Some(compared)))) => {
-                    self.finish_check(caller, &before, header, compared.raft_index)?;
-                    let continues = self.history_continues(&connection, history, compared.is_first);
-                    if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
-                        self.cluster_state.note_checked(connection.opened());
-                        return Ok(proof(header, at));
-                    }
-                    tonic::Status::unavailable(
-                        "the history behind the connection is not known to be the same",
-                    )
+                Err(AttemptFailure::Status(status)) => {
+                    self.after_failure(caller, &connection, &status, deadline).await?;
                 }
-                Ok(Ok((header, false, Some(_)))) => return Ok(proof(header, at)),
-                Ok(Err(status)) if at > 0 && is_compaction(&status) => {
-                    (self.findings.compacted)(history, at.saturating_add(1));
-                    return Err(Unproven::Compacted(at));
-                }
-                Ok(Err(status)) if at > 0 && is_future_revision(&status) => {
-                    // The revision was known to be reached: only the newest revision shows what has happened.
-                    at = 0;
-                    continue;
-                }
-                Ok(Err(status)) => status,
-                // The caller's time is up, which is no evidence against the member.
-                Err(_) if attempt_deadline == deadline => return Err(Reason::CheckFailed.into()),
-                Err(_) => tonic::Status::deadline_exceeded("no response to a quorum check in time"),
-            };
-            if is_refusal(&status) {
-                self.record_refusal(caller, &status);
-                return Err(Reason::Auth.into());
             }
-            tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
-                "a quorum check failed");
-            if !caller.may_try_another_member(&status) {
-                return Err(Reason::CheckFailed.into());
-            }
-            self.upstream.avoid(connection.url());
-            if Instant::now() + ATTEMPT_PAUSE >= deadline {
-                return Err(Reason::CheckFailed.into());
-            }
-            tokio::time::sleep(ATTEMPT_PAUSE).await;
         }
+    }
+
+    /// Makes one attempt of a check at the member behind `connection`.
+    ///
+    /// # Errors
+    /// Why it proves nothing.
+    async fn attempt(
+        &self,
+        caller: &CheckCaller<'_>,
+        connection: &Arc<Connection>,
+        at: i64,
+        trace: Option<&SpanContext>,
+        deadline: Instant,
+    ) -> Result<Proof, AttemptFailure> {
+        let is_authenticated = matches!(caller, CheckCaller::Authenticated(_));
+        if connection.leads_to_hub() && is_authenticated {
+            return Err(Reason::BehindHub.into());
+        }
+        let before = self.cluster_state.before_check();
+        let history = before.history_id();
+        let proof = |header| Proof {
+            header,
+            history,
+            at,
+            sent: before.began(),
+            connection_opened: connection.history_since(),
+        };
+        faults::trip(Fault::Check);
+        let responding = async {
+            let checked = caller.check(connection, history, at, trace).await?;
+            let compared = if checked.is_quorum {
+                required_comparison(connection, &before, &checked).await?
+            } else {
+                Some(LogComparison::KNOWN)
+            };
+            Ok::<_, tonic::Status>((checked.header, checked.is_quorum, compared))
+        };
+        let attempt_deadline = deadline.min(Instant::now() + caller.attempt_timeout());
+        let responded = tokio::time::timeout_at(attempt_deadline, responding).await;
+        faults::hold(Fault::Hold).await;
+        match responded {
+            // The first response has shown that the endpoint is a hub.
+            Ok(Ok((_, _, None))) if is_authenticated => Err(Reason::BehindHub.into()),
+            Ok(Ok((_, _, None))) => Err(AttemptFailure::WithoutProof),
+            Ok(Ok((header, true, Some(compared)))) => {
+                self.finish_check(caller, &before, header, compared.raft_index)?;
+                let continues = self.history_continues(connection, history, compared.is_first);
+                if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
+                    self.cluster_state.note_checked(connection.opened());
+                    return Ok(proof(header));
+                }
+                let message = "the history behind the connection is not known to be the same";
+                Err(AttemptFailure::Status(tonic::Status::unavailable(message)))
+            }
+            Ok(Ok((header, false, Some(_)))) => Ok(proof(header)),
+            Ok(Err(status)) if at > 0 && is_compaction(&status) => {
+                (self.findings.compacted)(history, at.saturating_add(1));
+                Err(AttemptFailure::Final(Unproven::Compacted(at)))
+            }
+            Ok(Err(status)) if at > 0 && is_future_revision(&status) => Err(AttemptFailure::FutureRevision),
+            Ok(Err(status)) => Err(AttemptFailure::Status(status)),
+            // The caller's time is up, which is no evidence against the member.
+            Err(_) if attempt_deadline == deadline => Err(Reason::CheckFailed.into()),
+            Err(_) => {
+                let message = "no response to a quorum check in time";
+                Err(AttemptFailure::Status(tonic::Status::deadline_exceeded(message)))
+            }
+        }
+    }
+
+    /// Decides what follows an attempt at the member behind `connection` that has failed with `status`. Returns when another one
+    /// is to be made.
+    ///
+    /// # Errors
+    /// The reason why none is made.
+    async fn after_failure(
+        &self,
+        caller: &CheckCaller<'_>,
+        connection: &Connection,
+        status: &tonic::Status,
+        deadline: Instant,
+    ) -> Result<(), Reason> {
+        if is_refusal(status) {
+            self.record_refusal(caller, status);
+            return Err(Reason::Auth);
+        }
+        tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
+            "a quorum check failed");
+        if !caller.may_try_another_member(status) {
+            return Err(Reason::CheckFailed);
+        }
+        self.upstream.avoid(connection.url());
+        if Instant::now() + ATTEMPT_PAUSE >= deadline {
+            return Err(Reason::CheckFailed);
+        }
+        tokio::time::sleep(ATTEMPT_PAUSE).await;
+        Ok(())
     }
 
     /// Whether what the mirrors hold is of the history behind `connection`, if this `is_first` check on it has to show that. The
@@ -582,6 +618,24 @@ impl Freshness {
     }
 }
 
+/// Why an attempt of a check has proven nothing.
+enum AttemptFailure {
+    /// The check ends: no other attempt would prove more.
+    Final(Unproven),
+    /// The response is of a hub that has not proven its history.
+    WithoutProof,
+    /// The member has not reached the revision of the check.
+    FutureRevision,
+    /// The member has responded with this status, or not in time, or with what may be another history.
+    Status(tonic::Status),
+}
+
+impl From<Reason> for AttemptFailure {
+    fn from(reason: Reason) -> Self {
+        AttemptFailure::Final(reason.into())
+    }
+}
+
 /// Facts that a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
 struct LogComparison {
     /// Raft index of the member that has answered the check; `None` if the header suffices.
@@ -604,7 +658,7 @@ impl LogComparison {
 ///
 /// # Errors
 /// The status of the request for a raft index.
-async fn compare_log(
+async fn required_comparison(
     connection: &Arc<Connection>,
     before: &Before,
     checked: &Checked,

@@ -38,7 +38,7 @@ pub(crate) struct Keys {
 
 /// Consecutive keys between two bounds.
 #[derive(Debug)]
-struct Part {
+struct KeyRun {
     from: Bytes,
     end: Bytes,
     keys: u64,
@@ -81,15 +81,15 @@ impl Keys {
     }
 
     /// The lowest mod_revision of the keys that are compared, and all keys in parts.
-    fn parts(&self) -> (i64, Vec<Part>) {
+    fn parts(&self) -> (i64, Vec<KeyRun>) {
         let oldest = oldest_of_newest(&self.tree);
         let mut parts = Vec::new();
-        let mut part = Part::from(self.from.clone());
+        let mut part = KeyRun::from(self.from.clone());
         let mut bytes = 0;
         self.tree.for_each_from(0, |entry| {
             bytes += entry.encoded_len() as u64;
             if part.keys > 0 && (bytes > PART_BYTES || part.keys == PART_KEYS) {
-                let next = Part::from(Bytes::copy_from_slice(entry.key()));
+                let next = KeyRun::from(Bytes::copy_from_slice(entry.key()));
                 part.end = next.from.clone();
                 parts.push(std::mem::replace(&mut part, next));
                 bytes = entry.encoded_len() as u64;
@@ -106,9 +106,9 @@ impl Keys {
     }
 }
 
-impl Part {
-    fn from(from: Bytes) -> Part {
-        Part {
+impl KeyRun {
+    fn from(from: Bytes) -> KeyRun {
+        KeyRun {
             from,
             end: Bytes::new(),
             keys: 0,

@@ -45,7 +45,7 @@ pub(super) enum FolderError {
 
 /// Files of one image.
 #[derive(Clone, Debug)]
-pub(super) struct Files {
+pub(super) struct ImageFiles {
     pub(super) base: PathBuf,
     /// The base that is being written.
     pub(super) new_base: PathBuf,
@@ -86,7 +86,7 @@ impl Folder {
     }
 
     /// Files of the image of `scope`.
-    pub(super) fn files(&self, scope: &Scope) -> Files {
+    pub(super) fn files(&self, scope: &Scope) -> ImageFiles {
         let mut name = crc32fast::Hasher::new();
         let (key, end) = (scope.key(), scope.range_end());
         name.update(&(key.len() as u64).to_le_bytes());
@@ -96,7 +96,7 @@ impl Folder {
             self.path
                 .join(format!("mirror-{:08x}.{suffix}", name.clone().finalize()))
         };
-        Files {
+        ImageFiles {
             base: path("base"),
             new_base: path("base.new"),
             log: path("log"),
@@ -157,7 +157,7 @@ fn has_room(bytes: u64, free: u64, all: u64) -> bool {
     free.saturating_sub(bytes) >= all / 100 * FREE_PERCENT
 }
 
-impl Files {
+impl ImageFiles {
     /// An empty file for a base.
     pub(super) fn create_base(&self) -> io::Result<File> {
         let file = open(&self.new_base)?;

@@ -46,7 +46,7 @@ pub(super) enum FrameError {
 }
 
 /// Frames of one section.
-struct Section {
+struct SectionFrames {
     /// `None` for checksums.
     key: Option<LessSafeKey>,
     /// CRC-32 of the header: a frame of another section has another checksum.
@@ -55,12 +55,12 @@ struct Section {
     next: u64,
 }
 
-impl Section {
+impl SectionFrames {
     /// The section of the encoded `header`, which no other section has.
-    fn new(header: &[u8], key: Option<&ImageKey>) -> Section {
+    fn new(header: &[u8], key: Option<&ImageKey>) -> SectionFrames {
         let derived = key.and_then(|key| UnboundKey::new(&AES_256_GCM, &key.derive(header)).ok());
         debug_assert_eq!(derived.is_some(), key.is_some());
-        Section {
+        SectionFrames {
             key: derived.map(LessSafeKey::new),
             header: crc32fast::hash(header),
             next: 0,
@@ -130,7 +130,7 @@ impl Section {
 /// Writer of one section at the end of a file.
 pub(super) struct FrameWriter {
     file: File,
-    section: Section,
+    section: SectionFrames,
     bytes: u64,
 }
 
@@ -146,11 +146,11 @@ impl FrameWriter {
         file.seek(SeekFrom::End(0))?;
         let mut writer = FrameWriter {
             file,
-            section: Section::new(&[], None),
+            section: SectionFrames::new(&[], None),
             bytes: length,
         };
         writer.write(HEADER, header)?;
-        writer.section = Section::new(header, key);
+        writer.section = SectionFrames::new(header, key);
         Ok(writer)
     }
 
@@ -181,7 +181,7 @@ pub(super) struct Frames<'a, R> {
     left: u64,
     /// Bytes up to the end of the last whole frame.
     read: u64,
-    section: Section,
+    section: SectionFrames,
     key: Option<&'a ImageKey>,
 }
 
@@ -192,7 +192,7 @@ impl<'a, R: Read> Frames<'a, R> {
             from,
             left: length,
             read: 0,
-            section: Section::new(&[], None),
+            section: SectionFrames::new(&[], None),
             key,
         }
     }
@@ -215,7 +215,7 @@ impl<'a, R: Read> Frames<'a, R> {
         self.from.read_exact(&mut prefix)?;
         let [a, b, c, d, kind] = prefix;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let mut of_header = Section::new(&[], None);
+        let mut of_header = SectionFrames::new(&[], None);
         let section = if kind == HEADER {
             &mut of_header
         } else {
@@ -227,7 +227,7 @@ impl<'a, R: Read> Frames<'a, R> {
             .ok_or(FrameError::CutOff)?;
         let payload = section.read(&mut self.from, (kind, length))?;
         if kind == HEADER {
-            self.section = Section::new(&payload, self.key);
+            self.section = SectionFrames::new(&payload, self.key);
         }
         self.read += self.left - left;
         self.left = left;
@@ -240,8 +240,8 @@ impl<'a, R: Read> Frames<'a, R> {
 pub(super) fn sealed(header: &[u8], frames: impl Iterator<Item = (u8, Vec<u8>)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     // Frames of less than four gigabytes.
-    let _ = Section::new(&[], None).write(HEADER, header, &mut bytes);
-    let mut section = Section::new(header, None);
+    let _ = SectionFrames::new(&[], None).write(HEADER, header, &mut bytes);
+    let mut section = SectionFrames::new(header, None);
     for (kind, payload) in frames {
         let _ = section.write(kind, &payload, &mut bytes);
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use super::folder::{Files, Folder, FolderError};
+use super::folder::{Folder, FolderError, ImageFiles};
 use super::header::Header;
 use super::key::ImageKey;
 use crate::flags::MirrorConfig;
@@ -111,7 +111,7 @@ impl Images {
         }))
     }
 
-    pub(super) fn files(&self, scope: &Scope) -> Files {
+    pub(super) fn files(&self, scope: &Scope) -> ImageFiles {
         self.folder.files(scope)
     }
 

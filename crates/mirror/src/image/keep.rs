@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::base::BaseWriter;
-use super::folder::Files;
+use super::folder::ImageFiles;
 use super::header::Header;
 use super::images::{Continuation, Images};
 use super::log::LogWriter;
@@ -101,7 +101,7 @@ struct Keeper<'a> {
     cluster_state: &'a ClusterState,
     mirror: &'a Mirror,
     stop: &'a CancellationToken,
-    files: Files,
+    files: ImageFiles,
     kept: Option<Kept>,
     /// Epoch of the mirror that the image is of.
     epoch: Epoch,

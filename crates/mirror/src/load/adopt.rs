@@ -18,7 +18,7 @@ use super::difference::{Difference, Span, is_unchanged};
 use super::error::LoadError;
 use super::loaded::{Adopted, Loaded, Previous, Source};
 use super::pacing::PacedChannel;
-use super::read::{Reader, Sink, page};
+use super::read::{LoadReader, Sink, page};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
@@ -33,7 +33,7 @@ const APPLIED_AT_ONCE: usize = 1_000;
 
 /// The comparison of the keys as they arrive.
 struct Comparing<'a> {
-    reader: &'a Reader<'a>,
+    reader: &'a LoadReader<'a>,
     difference: Difference,
 }
 
@@ -98,7 +98,7 @@ async fn adopt_once(
     }
     let held_bytes = AtomicU64::new(tree.memory_bytes());
     load.mirror.record_loading(tree.memory_bytes());
-    let reader = Reader::new(load, pinned);
+    let reader = LoadReader::new(load, pinned);
     let mut comparing = Comparing {
         reader: &reader,
         difference: Difference::new(tree.clone()),
@@ -128,7 +128,7 @@ async fn adopt_once(
 
 /// Whether etcd has `entries` at the revision of the load, with their values.
 async fn are_held(
-    reader: &Reader<'_>,
+    reader: &LoadReader<'_>,
     connection: &Arc<Connection>,
     entries: Vec<StoredEntry>,
 ) -> Result<bool, LoadError> {
@@ -144,7 +144,7 @@ async fn are_held(
 }
 
 /// A read of one key at the revision of the load.
-fn at(reader: &Reader<'_>, key: &[u8]) -> RangeRequest {
+fn at(reader: &LoadReader<'_>, key: &[u8]) -> RangeRequest {
     RangeRequest {
         key: Bytes::copy_from_slice(key),
         revision: reader.pinned.revision,
@@ -157,7 +157,7 @@ fn at(reader: &Reader<'_>, key: &[u8]) -> RangeRequest {
 /// # Errors
 /// [`LoadError::TooDifferent`] once that is more than the mirror may have: a load of everything packs, and leaves values out.
 async fn read_span(
-    reader: &Reader<'_>,
+    reader: &LoadReader<'_>,
     mut client: KvClient<PacedChannel>,
     span: Span,
     mean_bytes: u64,

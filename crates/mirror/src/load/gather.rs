@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::error::LoadError;
 use super::loaded::{Loaded, LoadedBy};
-use super::read::{Reader, Sink};
+use super::read::{LoadReader, Sink};
 use crate::history::Keys;
 use crate::residency::{cost, warn_of_left_out};
 use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
@@ -26,7 +26,7 @@ const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
 
 /// The keys of a load that have arrived so far.
 struct Gathered<'a> {
-    reader: Arc<Reader<'a>>,
+    reader: Arc<LoadReader<'a>>,
     max_bytes: u64,
     builder: TreeBuilder,
     began: Instant,
@@ -68,7 +68,7 @@ impl<'a> Gathered<'a> {
     fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
         let now = Instant::now();
         Gathered {
-            reader: Arc::new(Reader::new(load, pinned)),
+            reader: Arc::new(LoadReader::new(load, pinned)),
             max_bytes: load.set.budget_of(load.mirror),
             builder: TreeBuilder::new(load.packing),
             began: now,

@@ -31,7 +31,7 @@ const FROM_MEMORY: &str = "hit;";
 
 /// Why a neighbour is of no use.
 #[derive(Debug, thiserror::Error)]
-enum Useless {
+enum NeighbourError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("{} ({:?})", .0.message(), .0.code())]
@@ -89,7 +89,12 @@ pub(super) async fn check_each(set: &MirrorSet, upstream: &Upstream) {
 }
 
 /// Fails unless the neighbour counts the keys of `mirror` in its memory.
-async fn check(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror, url: &Url) -> Result<(), Useless> {
+async fn check(
+    set: &MirrorSet,
+    upstream: &Upstream,
+    mirror: &Mirror,
+    url: &Url,
+) -> Result<(), NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
     let mut client = connect(upstream, url, ReceiveWindow::SMALL, deadline).await?;
     let counting = client.range(request(RangeRequest {
@@ -99,7 +104,7 @@ async fn check(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror, url: &Url)
     }));
     let response = within(deadline, counting).await?;
     is_from_memory(response.metadata())?;
-    let header = response.into_inner().header.ok_or(Useless::NotWhole)?;
+    let header = response.into_inner().header.ok_or(NeighbourError::NotWhole)?;
     let is_same = set
         .cluster_state
         .before_check()
@@ -108,11 +113,11 @@ async fn check(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror, url: &Url)
     if is_same {
         Ok(())
     } else {
-        Err(Useless::AnotherCluster)
+        Err(NeighbourError::AnotherCluster)
     }
 }
 
-async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
+async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
     let mut client = connect(load.upstream, url, ReceiveWindow::LOAD, deadline).await?;
     let response = within(deadline, client.range_stream(request(keys_of(load.mirror)))).await?;
@@ -134,11 +139,11 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, Useless> {
         builder = push_all(builder, response.kvs, load.packing).await?;
         load.mirror.record_loading(builder.memory_bytes());
         if builder.memory_bytes() > max_bytes {
-            return Err(Useless::TooLarge);
+            return Err(NeighbourError::TooLarge);
         }
     }
     Ok(Previous {
-        cluster_id: Some(cluster_id.ok_or(Useless::NotWhole)?),
+        cluster_id: Some(cluster_id.ok_or(NeighbourError::NotWhole)?),
         tree: build(builder).await?,
         source: Source::Neighbour,
     })
@@ -149,7 +154,7 @@ async fn connect(
     url: &Url,
     windows: ReceiveWindow,
     deadline: Instant,
-) -> Result<KvClient<Channel>, Useless> {
+) -> Result<KvClient<Channel>, NeighbourError> {
     let connection = upstream.neighbour(url, windows, deadline).await?;
     let (channel, origin) = connection.own_channel();
     Ok(KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX))
@@ -176,13 +181,13 @@ fn request(message: RangeRequest) -> tonic::Request<RangeRequest> {
 async fn within<T>(
     deadline: Instant,
     call: impl Future<Output = Result<T, tonic::Status>>,
-) -> Result<T, Useless> {
+) -> Result<T, NeighbourError> {
     let response = tokio::time::timeout_at(deadline, call).await;
-    Ok(response.map_err(|_| Useless::TimedOut)??)
+    Ok(response.map_err(|_| NeighbourError::TimedOut)??)
 }
 
-fn is_from_memory(metadata: &MetadataMap) -> Result<(), Useless> {
+fn is_from_memory(metadata: &MetadataMap) -> Result<(), NeighbourError> {
     let outcome = metadata.get(OUTCOME.as_str());
     let is_hit = outcome.is_some_and(|outcome| outcome.as_bytes().starts_with(FROM_MEMORY.as_bytes()));
-    if is_hit { Ok(()) } else { Err(Useless::Cold) }
+    if is_hit { Ok(()) } else { Err(NeighbourError::Cold) }
 }

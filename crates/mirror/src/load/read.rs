@@ -30,19 +30,19 @@ pub(super) trait Sink {
 }
 
 /// Reader of one load.
-pub(super) struct Reader<'a> {
+pub(super) struct LoadReader<'a> {
     pub(super) load: &'a Load<'a>,
     pub(super) pacing: Arc<PacedLoad>,
     /// etcd's header at the revision of the load.
     pub(super) pinned: ResponseHeader,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> LoadReader<'a> {
     /// Begins a load at the revision of `pinned`.
-    pub(super) fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Reader<'a> {
+    pub(super) fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> LoadReader<'a> {
         load.mirror.metrics.load_keys.set(0);
         load.mirror.metrics.load_bytes.set(0);
-        Reader {
+        LoadReader {
             load,
             pacing: Arc::new(load.pacing.begin()),
             pinned,

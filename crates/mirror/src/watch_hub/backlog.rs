@@ -17,7 +17,7 @@ const YIELD_AFTER_EVENTS: usize = 1000;
 
 /// A topic that is to be completed.
 #[derive(Debug)]
-struct Incomplete {
+struct JoiningTopic {
     topic: Arc<Topic>,
     /// Events above this revision are needed, up to `up_to`.
     after: i64,
@@ -29,7 +29,7 @@ struct Incomplete {
 #[derive(Debug)]
 pub(super) struct Backlog {
     collector: EventCollector,
-    topics: Vec<Incomplete>,
+    topics: Vec<JoiningTopic>,
     /// Memory of what was collected, in bytes.
     picked_bytes: u64,
 }
@@ -60,7 +60,7 @@ impl Backlog {
             return;
         };
         self.collector.insert(&interval, number);
-        self.topics.push(Incomplete {
+        self.topics.push(JoiningTopic {
             topic: Arc::clone(topic),
             after,
             up_to,

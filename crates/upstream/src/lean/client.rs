@@ -61,12 +61,12 @@ const READ_BYTES: usize = 16 << 10;
 
 /// A client: the connection ends once it is dropped, with the last call in flight.
 #[derive(Debug)]
-pub(crate) struct Lean(Arc<Shared>);
+pub(crate) struct Lean(Arc<LeanConnection>);
 
 /// A connection.
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct LeanConnection {
+    state: Mutex<LeanState>,
     /// Asks the driver to write what the socket did not take at once.
     unwritten: Notify,
     /// Asks the driver to write acknowledgements of pings, unless a request does so in time.
@@ -80,7 +80,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct State {
+struct LeanState {
     socket: WriteHalf<Stream>,
     /// Bytes that the socket has not taken yet.
     write: BytesMut,
@@ -88,7 +88,7 @@ struct State {
     ping_acks: BytesMut,
     next_stream: u32,
     /// Calls whose response has not ended.
-    calls: HashMap<u32, Call>,
+    calls: HashMap<u32, PendingCall>,
     /// Bytes that may be sent on all streams together.
     window_bytes: i64,
     /// Bytes that may be sent on a new stream.
@@ -105,25 +105,25 @@ struct State {
 
 /// A call whose response has not ended, for the driver.
 #[derive(Debug)]
-enum Call {
+enum PendingCall {
     /// Gives the whole response to the call.
     Whole(Box<Incomplete>, oneshot::Sender<Result<Whole, LeanError>>),
     /// Gives each part to the call.
     Parts(mpsc::Sender<Result<Event, LeanError>>),
 }
 
-impl Call {
+impl PendingCall {
     /// Ends the call, if it still waits, with `error`.
     fn fail(self, error: LeanError) {
         match self {
-            Call::Whole(_, sender) => drop(sender.send(Err(error))),
-            Call::Parts(parts) => drop(parts.try_send(Err(error))),
+            PendingCall::Whole(_, sender) => drop(sender.send(Err(error))),
+            PendingCall::Parts(parts) => drop(parts.try_send(Err(error))),
         }
     }
 }
 
 /// Ends all calls without a response when the connection is not driven any more.
-struct CloseOnDrop(Arc<Shared>);
+struct CloseOnDrop(Arc<LeanConnection>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
@@ -135,7 +135,7 @@ impl Drop for CloseOnDrop {
 /// A call in flight: given up when it is dropped before its end.
 #[derive(Debug)]
 pub(crate) struct InFlightCall {
-    shared: Arc<Shared>,
+    shared: Arc<LeanConnection>,
     stream: u32,
 }
 
@@ -170,8 +170,8 @@ impl Lean {
         ];
         frame::put_settings(&mut write, &settings);
         frame::put_window_update(&mut write, 0, MAX_WINDOW_BYTES - DEFAULT_WINDOW_BYTES);
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
+        let shared = Arc::new(LeanConnection {
+            state: Mutex::new(LeanState {
                 socket,
                 write,
                 ping_acks: BytesMut::new(),
@@ -217,7 +217,7 @@ impl Lean {
     /// [`LeanError`]
     pub(crate) async fn call(&self, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Result<Whole, LeanError> {
         let (sender, response) = oneshot::channel();
-        let call = Call::Whole(Box::default(), sender);
+        let call = PendingCall::Whole(Box::default(), sender);
         let _in_flight = self.0.send(call, uri, headers, body, true).await?;
         response.await.unwrap_or(Err(LeanError::Closed))
     }
@@ -235,18 +235,20 @@ impl Lean {
         is_whole: bool,
     ) -> Result<(InFlightCall, mpsc::Receiver<Result<Event, LeanError>>), LeanError> {
         let (sender, parts) = mpsc::channel(MAX_UNREAD_PARTS);
-        let sent = self.0.send(Call::Parts(sender), uri, headers, body, is_whole);
+        let sent = self
+            .0
+            .send(PendingCall::Parts(sender), uri, headers, body, is_whole);
         Ok((sent.await?, parts))
     }
 }
 
-impl Shared {
+impl LeanConnection {
     fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
     }
 
     /// Ends the connection if nothing uses it, as its `state` shows.
-    fn end_if_unused(&self, state: &State) {
+    fn end_if_unused(&self, state: &LeanState) {
         if state.is_leaving && state.calls.is_empty() {
             self.unused.cancel();
         }
@@ -254,7 +256,7 @@ impl Shared {
 
     async fn send(
         self: &Arc<Self>,
-        call: Call,
+        call: PendingCall,
         uri: &Uri,
         headers: &HeaderMap,
         body: &[u8],
@@ -429,7 +431,7 @@ impl InFlightCall {
     }
 }
 
-impl State {
+impl LeanState {
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.ping_acks.is_empty() {
             self.write.extend_from_slice(&self.ping_acks);
@@ -531,7 +533,7 @@ impl State {
         let is_last = event.is_last();
         match self.calls.get_mut(&stream) {
             None => return Ok(()),
-            Some(Call::Parts(parts)) => {
+            Some(PendingCall::Parts(parts)) => {
                 if parts.try_send(Ok(event)).is_err() {
                     // Its reader is too slow, or has given up.
                     self.calls.remove(&stream);
@@ -539,13 +541,13 @@ impl State {
                     return Ok(());
                 }
             }
-            Some(Call::Whole(incomplete, _)) => {
+            Some(PendingCall::Whole(incomplete, _)) => {
                 if let Some(bytes) = incomplete.take(event)? {
                     frame::put_window_update(&mut self.write, stream, bytes);
                 }
             }
         }
-        if is_last && let Some(Call::Whole(incomplete, sender)) = self.calls.remove(&stream) {
+        if is_last && let Some(PendingCall::Whole(incomplete, sender)) = self.calls.remove(&stream) {
             let _ = sender.send(Ok(incomplete.whole()?));
         }
         Ok(())

@@ -76,7 +76,7 @@ fn list() -> RangeQuery {
 }
 
 fn unavailable() -> HeaderMap {
-    Status::Stopping.trailers()
+    Status::StoppingReconnect.trailers()
 }
 
 /// Returns the merged response, the number of entries per chunk, and the trailers' status code.

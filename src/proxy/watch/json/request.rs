@@ -17,7 +17,7 @@ const FILTERS: [&str; 2] = ["NOPUT", "NODELETE"];
 /// A request that creates a watcher.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WatchFields {
+struct CreateMessage {
     #[serde(alias = "createRequest")]
     create_request: CreateFields,
 }
@@ -52,7 +52,7 @@ pub(super) fn parse(body: &[u8], any_base64: bool) -> Result<Bytes, NotUnderstoo
     if !NAMES.iter().any(|name| value[name].is_object()) {
         return Err(NotUnderstood);
     }
-    let WatchFields { create_request } = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    let CreateMessage { create_request } = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
     let filters: Result<Vec<i32>, NotUnderstood> = create_request
         .filters
         .iter()

@@ -8,6 +8,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::telemetry::clients::ClientName;
 use crate::telemetry::trace::TraceId;
+use etcd_wire::etcdserverpb::RangeRequest;
 
 /// Longest key that is logged, in bytes.
 pub const MAX_KEY_BYTES: usize = 2 << 10;
@@ -84,31 +85,9 @@ pub struct RangeFacts {
     pub keys: Option<(Vec<u8>, Vec<u8>)>,
     /// Whether a key is too long to be logged.
     pub is_cut: bool,
-    /// Revision; 0 for the newest.
-    pub revision: i64,
-    /// Limit; 0 for none.
-    pub limit: i64,
-    /// etcd's number of the order.
-    pub sort_order: i32,
-    /// etcd's number of what is ordered.
-    pub sort_target: i32,
-    /// Without values.
-    pub keys_only: bool,
-    /// The count alone.
-    pub count_only: bool,
-    /// Without a quorum.
-    pub serializable: bool,
-    /// Lowest and highest mod_revision, lowest and highest create_revision; 0 for no bound.
-    pub revision_bounds: [i64; 4],
+    /// Options of the request. Its keys are empty: the logged ones are in `keys`.
+    pub options: RangeRequest,
 }
-
-/// Names of [`RangeFacts::revision_bounds`].
-const REVISION_BOUNDS: [&str; 4] = [
-    "min_mod_revision",
-    "max_mod_revision",
-    "min_create_revision",
-    "max_create_revision",
-];
 
 impl Serialize for LogEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -169,26 +148,47 @@ impl RangeFacts {
         if self.is_cut {
             line.serialize_entry("key_too_long", &true)?;
         }
+        // Without `..`, so that a new option does not compile until it is logged.
+        let RangeRequest {
+            key: _,
+            range_end: _,
+            limit,
+            revision,
+            sort_order,
+            sort_target,
+            serializable,
+            keys_only,
+            count_only,
+            min_mod_revision,
+            max_mod_revision,
+            min_create_revision,
+            max_create_revision,
+        } = self.options;
         for (name, number) in [
-            ("revision", self.revision),
-            ("limit", self.limit),
-            ("sort_order", self.sort_order.into()),
-            ("sort_target", self.sort_target.into()),
+            ("revision", revision),
+            ("limit", limit),
+            ("sort_order", sort_order.into()),
+            ("sort_target", sort_target.into()),
         ] {
             if number != 0 {
                 line.serialize_entry(name, &number)?;
             }
         }
         for (name, is_set) in [
-            ("keys_only", self.keys_only),
-            ("count_only", self.count_only),
-            ("serializable", self.serializable),
+            ("keys_only", keys_only),
+            ("count_only", count_only),
+            ("serializable", serializable),
         ] {
             if is_set {
                 line.serialize_entry(name, &true)?;
             }
         }
-        for (name, bound) in REVISION_BOUNDS.iter().zip(self.revision_bounds) {
+        for (name, bound) in [
+            ("min_mod_revision", min_mod_revision),
+            ("max_mod_revision", max_mod_revision),
+            ("min_create_revision", min_create_revision),
+            ("max_create_revision", max_create_revision),
+        ] {
             if bound != 0 {
                 line.serialize_entry(name, &bound)?;
             }
@@ -234,9 +234,12 @@ mod tests {
         entry.range = Some(RangeFacts {
             prefix: "/a/".to_owned(),
             keys: Some((b"/a/\n\"".to_vec(), vec![0xff])),
-            limit: 5,
-            serializable: true,
-            revision_bounds: [0, 3, 0, 0],
+            options: RangeRequest {
+                limit: 5,
+                serializable: true,
+                max_mod_revision: 3,
+                ..RangeRequest::default()
+            },
             ..RangeFacts::default()
         });
         entry.outcome = Some(("hit", "serializable"));

@@ -14,10 +14,10 @@ const QUEUE_ENTRIES: usize = 4096;
 
 /// Queues entries of calls. The default one logs nothing.
 #[derive(Clone, Debug, Default)]
-pub struct AccessLog(Option<Arc<Queue>>);
+pub struct AccessLog(Option<Arc<EntryQueue>>);
 
 #[derive(Debug)]
-struct Queue {
+struct EntryQueue {
     sample: CallSample,
     has_keys: bool,
     entries: mpsc::Sender<LogEntry>,
@@ -29,7 +29,7 @@ impl AccessLog {
     /// `dropped`.
     pub(super) fn new(share: f64, has_keys: bool, dropped: Counter) -> (AccessLog, mpsc::Receiver<LogEntry>) {
         let (entries, queue) = mpsc::channel(QUEUE_ENTRIES);
-        let log = Queue {
+        let log = EntryQueue {
             sample: CallSample::new(share),
             has_keys,
             entries,

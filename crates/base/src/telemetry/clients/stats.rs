@@ -454,7 +454,7 @@ mod tests {
         let ended = counted(|call| {
             call.record_code(Code::OK);
             call.set_source(Source::Memory);
-            call.record_code(Code::RESOURCE_EXHAUSTED);
+            call.record_code(Code::of(8));
             call.set_source(Source::Etcd);
         });
         assert_eq!(ended, ("ResourceExhausted", Source::Etcd));
@@ -464,7 +464,7 @@ mod tests {
     fn call_without_a_response_is_cancelled_and_one_with_a_code_alone_is_refused() {
         assert_eq!(counted(|_| {}), ("Canceled", Source::Nothing));
         assert_eq!(
-            counted(|call| call.record_code(Code::RESOURCE_EXHAUSTED)),
+            counted(|call| call.record_code(Code::of(8))),
             ("ResourceExhausted", Source::Refused)
         );
         assert_eq!(

@@ -43,8 +43,6 @@ impl Code {
     pub const CANCELED: Code = Code(1);
     /// The response had no status, or etcd reset its stream.
     pub const UNKNOWN: Code = Code(2);
-    /// A bound was reached.
-    pub const RESOURCE_EXHAUSTED: Code = Code(8);
 
     /// The code with this number; [`Code::UNKNOWN`] for one that gRPC does not have.
     #[must_use]
@@ -173,12 +171,15 @@ metric_group! {
     }
 }
 
+/// Counters of one method by code and source, each resolved when it is first needed.
+type OfMethod = [[OnceLock<Counter>; Source::ALL.len()]; CODES.len()];
+
 /// Clients' calls by method, status and what answered them.
 #[derive(Debug)]
 pub struct CallMetrics {
     calls: By<4, Counter>,
-    /// The counters of `calls` by method, code and source, each resolved when it is first needed.
-    resolved: Box<[OnceLock<Counter>]>,
+    /// The counters of `calls` by method.
+    resolved: Box<[OfMethod]>,
     durations: [[Latency; Source::ALL.len()]; LatencyClass::ALL.len()],
     in_flight: [Gauge; Class::ALL.len()],
     sent_bytes: [Counter; Source::ALL.len()],
@@ -201,9 +202,7 @@ impl MetricGroup for CallMetrics {
             _ => families.durations.handle((class.label(), from.label())),
         };
         CallMetrics {
-            resolved: (0..METHOD_COUNT * CODES.len() * Source::ALL.len())
-                .map(|_| OnceLock::new())
-                .collect(),
+            resolved: (0..METHOD_COUNT).map(|_| OfMethod::default()).collect(),
             durations: array::from_fn(|class| {
                 array::from_fn(|from| duration(LatencyClass::ALL[class], Source::ALL[from]))
             }),
@@ -220,14 +219,14 @@ impl MetricGroup for CallMetrics {
 
 impl CallMetrics {
     fn counter(&self, method: CallMethod, code: Code, from: Source) -> Option<&Counter> {
-        let at = (method.index * CODES.len() + usize::from(code.0)) * Source::ALL.len() + from as usize;
         let resolve = || {
             let (_, grpc_service, grpc_method) =
                 CallMethod::all().find(|(of, ..)| of.index == method.index)?;
             let code = CODES.get(usize::from(code.0))?;
             Some(self.calls.handle([grpc_service, grpc_method, code, from.label()]))
         };
-        let place = self.resolved.get(at)?;
+        let of_method = self.resolved.get(method.index)?;
+        let place = of_method.get(usize::from(code.0))?.get(from as usize)?;
         if place.get().is_none() {
             let _ = place.set(resolve()?);
         }
@@ -277,10 +276,12 @@ impl CallMetrics {
             code,
             by_source: [0; Source::ALL.len()],
         });
-        // The places of a method's codes and sources follow one another.
-        for (at, counter) in self.resolved.iter().enumerate() {
-            let (code, from) = (at / Source::ALL.len() % CODES.len(), at % Source::ALL.len());
-            counts[code].by_source[from] += counter.get().map_or(0, Counter::get);
+        for of_method in &self.resolved {
+            for (counts, of_code) in counts.iter_mut().zip(of_method) {
+                for (count, counter) in counts.by_source.iter_mut().zip(of_code) {
+                    *count += counter.get().map_or(0, Counter::get);
+                }
+            }
         }
         counts.into_iter().filter(|counts| counts.total() > 0).collect()
     }

@@ -3,7 +3,6 @@ use prost::Message as _;
 
 use super::*;
 use crate::cache::testing::{number, query_of};
-use etcd_wire::etcdserverpb::RangeRequest;
 
 const NEWEST: Dialect = Dialect {
     keys_only_has_lease: false,
