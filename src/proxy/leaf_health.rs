@@ -15,18 +15,20 @@ use etcd_wire::grpc_health::HealthCheckResponse;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use rangecache_upstream::Upstream;
 
-/// The response to a call of a leaf if it is a health check, while an endpoint serves; `None` for every other call, which etcd
-/// answers. A client's check that a leaf forwards is answered by etcd.
+/// The response to the health check of a leaf, while an endpoint serves; `None` for every other call, which etcd answers. A client's
+/// check that a leaf forwards is answered by etcd.
 pub(super) fn answer_leaf_health(
     upstream: &Upstream,
     head: &CallHead,
     request: &Request<Incoming>,
 ) -> Option<Response<ResponseBody>> {
-    let is_health_check = head.is_grpc_call
+    let fields = &head.fields;
+    let is_of_leaf = head.is_grpc_call
         && head.method == Method::Health
-        && head.fields.is_health_check
+        && fields.is_health_check
+        && fields.is_of_rangecache
         && request.uri().path() == HEALTH_CHECK;
-    if !is_health_check {
+    if !is_of_leaf {
         return None;
     }
     let (urls, cluster_id) = (upstream.serving_endpoints()?, upstream.cluster_id()?);

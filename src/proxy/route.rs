@@ -219,9 +219,7 @@ async fn route(
         record.set_source(Source::Memory);
         return Ok(response);
     }
-    if head.fields.is_of_rangecache
-        && let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request)
-    {
+    if let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request) {
         record.set_source(Source::Memory);
         return Ok(response);
     }

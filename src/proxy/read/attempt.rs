@@ -24,13 +24,6 @@ pub(in crate::proxy) struct ReadRequest {
     pub(super) headers: HeaderMap,
 }
 
-impl ReadRequest {
-    /// Whether the response has to show the newest state: the read is linearizable, and not at a past revision.
-    pub(super) fn needs_newest(&self) -> bool {
-        !self.query.serializable && self.query.revision <= 0
-    }
-}
-
 /// Deadlines of one read's wait for its proof.
 #[derive(Clone, Copy)]
 pub(super) struct Deadlines {

@@ -48,7 +48,7 @@ pub(super) async fn decide(
     if deadlines.client_has_expired() {
         return Ok(MemoryAnswer::deadline_exceeded());
     }
-    if metadata.is_of_rangecache && is_leaf_check(query) {
+    if is_leaf_check(request) {
         return Box::pin(answer_leaf_check(proxy, request, deadlines, record)).await;
     }
     let position = proxy.mirrors.position_holding(&query.interval());
@@ -57,8 +57,7 @@ pub(super) async fn decide(
     let history = proxy.mirrors.cluster_state.history();
     let planned = plan(query, &plan_inputs(client, protocol, mirror, metadata, bounds));
     record.begin_prove(position, mirror);
-    if !request.needs_newest()
-        && !matches!(planned, Plan::Refuse(_))
+    if !matches!(planned, Plan::Refuse(_))
         && let Some(stale) = StaleRead::of(proxy, request).and_then(|read| read.answer())
     {
         return Ok(stale.recorded(record));

@@ -6,16 +6,20 @@ use super::answer::MemoryAnswer;
 use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use etcd_store::cache::{RangeQuery, Selection};
+use etcd_store::cache::Selection;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Read;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::history::Auth;
 use rangecache_upstream::{gates, is_check_key};
 
-/// Whether a read of another rangecache, with this `query`, is its quorum check.
-pub(super) fn is_leaf_check(query: &RangeQuery) -> bool {
-    is_check_key(&query.key) && query.range_end.is_empty() && !query.serializable
+/// Whether the read is the quorum check of a leaf.
+pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
+    let query = &request.query;
+    request.metadata.is_of_rangecache
+        && is_check_key(&query.key)
+        && query.range_end.is_empty()
+        && !query.serializable
 }
 
 /// Answers the quorum check of a leaf by one of this process. Credentials do not matter: the leaf sends a token that was never
@@ -73,23 +77,44 @@ pub(super) async fn answer_leaf_check(
 
 #[cfg(test)]
 mod tests {
+    use http::{HeaderMap, HeaderValue};
+
     use super::*;
+    use etcd_store::cache::RangeQuery;
+    use etcd_wire::grpc::CallMetadata;
+
+    fn request(key: &'static [u8], fields: &[(&'static str, &'static str)]) -> ReadRequest {
+        let fields = fields.iter().chain(&[("content-type", "application/grpc")]);
+        let headers: HeaderMap = fields
+            .map(|(name, value)| {
+                let name = http::HeaderName::from_static(name);
+                (name, HeaderValue::from_static(value))
+            })
+            .collect();
+        ReadRequest {
+            query: RangeQuery {
+                key: key.into(),
+                ..RangeQuery::default()
+            },
+            metadata: CallMetadata::from_headers(&headers).unwrap(),
+            headers,
+        }
+    }
 
     #[test]
-    fn check_of_a_leaf_is_a_linearizable_read_of_the_check_key() {
-        let check = RangeQuery {
-            key: "rangecache/quorum-check".into(),
-            ..RangeQuery::default()
-        };
-        assert!(is_leaf_check(&check));
+    fn check_of_a_leaf_is_a_linearizable_read_of_the_check_key_by_a_rangecache() {
+        const KEY: &[u8] = b"rangecache/quorum-check";
+        const LEAF: &[(&str, &str)] = &[("rangecache-instance", "00")];
+        assert!(is_leaf_check(&request(KEY, LEAF)));
+        assert!(!is_leaf_check(&request(KEY, &[])), "of a client");
+        assert!(!is_leaf_check(&request(b"rangecache/quorum-check2", LEAF)));
         for change in [
-            |query: &mut RangeQuery| query.key = "rangecache/quorum-check2".into(),
             |query: &mut RangeQuery| query.serializable = true,
             |query: &mut RangeQuery| query.range_end = "\0".into(),
         ] {
-            let mut other = check.clone();
-            change(&mut other);
-            assert!(!is_leaf_check(&other), "{other:?}");
+            let mut other = request(KEY, LEAF);
+            change(&mut other.query);
+            assert!(!is_leaf_check(&other), "{:?}", other.query);
         }
     }
 }

@@ -184,7 +184,7 @@ fn turn_to_compare<W: WireFormat>(
     let is_comparable = W::IS_COMPARED
         && matches!(answer, MemoryAnswer::Entries(..))
         && record.stale_age.is_none()
-        && !(request.metadata.is_of_rangecache && is_leaf_check(&request.query));
+        && !is_leaf_check(request);
     is_comparable.then(|| proxy.shadow.choose())?
 }
 
@@ -243,11 +243,7 @@ async fn fetch<W: WireFormat>(
     }
     record.outcome = Outcome::Forwarded(reason);
     request.metadata.bypass |= reason == Reason::ForwardAll;
-    let stale = if request.needs_newest() {
-        None
-    } else {
-        StaleRead::of(proxy, &request)
-    };
+    let stale = StaleRead::of(proxy, &request);
     let fetching = format.fetch(proxy, &mut request, original, call, record);
     let result = match stale {
         None => fetching.await,

@@ -27,11 +27,13 @@ pub(super) struct StaleAnswer {
 }
 
 impl<'a> StaleRead<'a> {
-    /// The read, which does not need the newest state, if its response may be stale: its caller needs neither rights nor a
-    /// leader.
+    /// The read, if its response may be stale: a serializable one, or one at a past revision, whose caller needs neither
+    /// rights nor a leader.
     pub(super) fn of(proxy: &'a Proxy, request: &ReadRequest) -> Option<StaleRead<'a>> {
         let (query, metadata) = (&request.query, &request.metadata);
-        let may_be_stale = proxy.mirrors.serve_stale()
+        // First what rules most reads out.
+        let may_be_stale = (query.serializable || query.revision > 0)
+            && proxy.mirrors.serve_stale()
             && !metadata.has_credentials
             && !metadata.require_leader
             // Another rangecache proves its memory by what it reads.

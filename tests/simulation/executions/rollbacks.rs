@@ -21,6 +21,7 @@ use crate::hub::Hub;
 use crate::members::From;
 use crate::proxy::{Place, Rangecache, Settings};
 use crate::store::Change;
+use crate::world::World;
 
 /// Keys of a load with several chunks.
 const KEYS: usize = 200;
@@ -148,37 +149,54 @@ fn page_after_a_rollback_does_not_continue_a_list_of_before() {
     });
 }
 
+/// Key that is watched behind a hub.
+const WATCHED: &str = "/sim/a/0";
+
+/// A hub of everything, and a leaf with the mirrors that `prefixes` name, whose memory answers.
+async fn hub_and_leaf(world: &World, prefixes: &[&'static str]) -> (Hub, Rangecache) {
+    let settings = |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
+    let hub = Hub::start(0, settings(&[])).await;
+    let leaf = Rangecache::start_at(Place::before_hubs(1, false), settings(prefixes)).await;
+    while leaf.memory_answers() == 0 {
+        read_from_memory(world, WATCHED).await;
+    }
+    (hub, leaf)
+}
+
+/// Revisions that are lost. The last one of the leaf is a delete, which leaves nothing to compare once it is compacted. The hub has a
+/// later one.
+fn lost() -> [Change; 3] {
+    let delete = Change::Delete(WATCHED.into());
+    [put(WATCHED, "lost"), delete, put("/sim/b/0", "lost")]
+}
+
+/// Puts every member back behind the revisions that are [`lost`], and compacts those that are committed in their place, before
+/// rangecache reaches one.
+async fn roll_back_lost(world: &World) {
+    let before = world.cluster.look(|state| state.history().newest().revision);
+    put_back(world, before - 3, (0..6).map(|_| put(WATCHED, "again"))).await;
+    world.cluster.change(|state| state.history_mut().compact(before));
+    (0..MEMBERS).for_each(|member| world.members.reconnect(member, From::Rangecache));
+}
+
 #[test]
 fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_more() {
     run(async {
-        const WATCHED: &str = "/sim/a/0";
         let world = world((0..6).map(|number| put(&key(number), "first"))).await;
-        let settings =
-            |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
-        let hub = Hub::start(0, settings(&[])).await;
-        let place = Place::before_hubs(1, false);
-        let leaf = Rangecache::start_at(place, settings(&["--cache-prefix=/sim/a/"])).await;
-        while leaf.memory_answers() == 0 {
-            read_from_memory(&world, WATCHED).await;
-        }
+        let (hub, leaf) = hub_and_leaf(&world, &["--cache-prefix=/sim/a/"]).await;
         let create = WatchCreateRequest {
             key: WATCHED.into(),
             ..WatchCreateRequest::default()
         };
         let mut watch = client().await.watch(create).await;
         let next = async |watch: &mut Stream| watch.next_as::<WatchResponse>(SETTLED * 5).await;
-        // The last event of the leaf is a delete, which leaves nothing to compare once it is compacted. The hub has a later one.
-        let lost = [put(WATCHED, "lost"), Change::Delete(WATCHED.into())];
-        commit(&world, lost.into_iter().chain([put("/sim/b/0", "lost")]));
+        commit(&world, lost());
         let mut events = Vec::new();
         while events.len() < 2 {
             events.extend(next(&mut watch).await.expect("both events").events);
         }
         sleep(SETTLED).await;
-        let before = world.cluster.look(|state| state.history().newest().revision);
-        put_back(&world, before - 3, (0..6).map(|_| put(WATCHED, "again"))).await;
-        world.cluster.change(|state| state.history_mut().compact(before));
-        (0..MEMBERS).for_each(|member| world.members.reconnect(member, From::Rangecache));
+        roll_back_lost(&world).await;
         let mut after = Vec::new();
         while let Some(response) = next(&mut watch).await {
             after.extend(response.events);
@@ -194,16 +212,9 @@ fn watch_behind_a_hub_does_not_continue_over_a_rollback_that_nothing_shows_any_m
 #[test]
 fn load_of_before_a_rollback_is_not_continued_behind_a_hub_and_the_next_one_is() {
     run(async {
-        const WATCHED: &str = "/sim/a/0";
         let world = world([put(WATCHED, "first"), put("/sim/c/0", "first")]).await;
-        let settings =
-            |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
-        let hub = Hub::start(0, settings(&[])).await;
         let prefixes = ["--cache-prefix=/sim/a/", "--cache-prefix=/sim/c/"];
-        let leaf = Rangecache::start_at(Place::before_hubs(1, false), settings(&prefixes)).await;
-        while leaf.memory_answers() == 0 {
-            read_from_memory(&world, WATCHED).await;
-        }
+        let (hub, leaf) = hub_and_leaf(&world, &prefixes).await;
         let (mirrors, upstream) = leaf.parts();
         let history = mirrors.cluster_state.history();
         let join = async || {
@@ -226,20 +237,10 @@ fn load_of_before_a_rollback_is_not_continued_behind_a_hub_and_the_next_one_is()
         };
         let before = join().await.expect("the mirror is in service");
         assert!(may_continue(&before).await);
-        // Only a delete, which leaves nothing to compare once it is compacted. The other mirror is the same in both histories.
-        commit(
-            &world,
-            [
-                put(WATCHED, "lost"),
-                Change::Delete(WATCHED.into()),
-                put("/sim/b/0", "lost"),
-            ],
-        );
+        // Not of the other mirror, which is the same in both histories.
+        commit(&world, lost());
         sleep(SETTLED).await;
-        let last = world.cluster.look(|state| state.history().newest().revision);
-        put_back(&world, last - 3, (0..6).map(|_| put(WATCHED, "again"))).await;
-        world.cluster.change(|state| state.history_mut().compact(last));
-        (0..MEMBERS).for_each(|member| world.members.reconnect(member, From::Rangecache));
+        roll_back_lost(&world).await;
         let loaded_again = async {
             loop {
                 sleep(SETTLED).await;

@@ -100,14 +100,20 @@ struct Contents {
     loaded: Option<LoadedStore>,
     /// Number of loads so far.
     generation: u64,
-    /// The last load whose contents were dropped, and why.
-    ended: Option<(u64, ReaderEnd)>,
-    /// Numbers of hubs for the contents of that load.
-    of_hubs_of_ended: HubNumbers,
+    /// The last load whose contents were dropped.
+    ended: Option<EndedLoad>,
     /// Since when the mirror has had no feed because etcd has no leader.
     no_leader_since: Option<Instant>,
     /// Lowest revision at which a feed has resumed since the watch hub looked last.
     resumed_at: Option<i64>,
+}
+
+/// A load whose contents were dropped.
+struct EndedLoad {
+    generation: u64,
+    /// Why they were dropped.
+    end: ReaderEnd,
+    of_hubs: HubNumbers,
 }
 
 /// The result of one load, as the feed has changed it since.
@@ -250,7 +256,6 @@ impl Mirror {
                 loaded: None,
                 generation: 0,
                 ended: None,
-                of_hubs_of_ended: HubNumbers::default(),
                 no_leader_since: None,
                 resumed_at: None,
             }),

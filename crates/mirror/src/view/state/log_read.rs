@@ -80,7 +80,7 @@ impl Mirror {
         });
         Observed {
             log,
-            ended: contents.ended,
+            ended: contents.ended.as_ref().map(|ended| (ended.generation, ended.end)),
             out: self.revision().err(),
             no_leader_since: contents.no_leader_since,
             resumed_at: contents.resumed_at,

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
-use super::{Anchor, Contents, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
+use super::{Anchor, Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Entry, Repacked, Tree, Unpacker};
@@ -95,9 +95,9 @@ impl Mirror {
     /// more, and before the last load that was dropped nothing is known.
     pub(crate) fn was_found_under(&self, generation: u64, of_hub: HubHistory) -> bool {
         let contents = self.contents.lock();
-        match (&contents.loaded, contents.ended) {
+        match (&contents.loaded, &contents.ended) {
             (Some(loaded), _) if contents.generation == generation => loaded.of_hubs.contains(of_hub),
-            (_, Some((ended, _))) if ended == generation => contents.of_hubs_of_ended.contains(of_hub),
+            (_, Some(ended)) if ended.generation == generation => ended.of_hubs.contains(of_hub),
             _ => false,
         }
     }
@@ -274,11 +274,14 @@ impl Mirror {
         self.set_out(reason, None);
     }
 
-    /// Drops the contents. Readers may keep their views of them; watchers end by `ended`.
-    fn drop_loaded(&self, contents: &mut Contents, ended: ReaderEnd) {
+    /// Drops the contents. Readers may keep their views of them; watchers end by `end`.
+    fn drop_loaded(&self, contents: &mut Contents, end: ReaderEnd) {
         if let Some(loaded) = contents.loaded.take() {
-            contents.ended = Some((contents.generation, ended));
-            contents.of_hubs_of_ended = loaded.of_hubs;
+            contents.ended = Some(EndedLoad {
+                generation: contents.generation,
+                end,
+                of_hubs: loaded.of_hubs,
+            });
             self.held_views.record_dropped(&loaded.store);
         }
         self.loading_bytes.store(0, Ordering::Relaxed);
