@@ -90,7 +90,7 @@ planted: tools linearizer rust-present ## Apply each bug of tests/planted and ch
 
 .PHONY: reference
 reference: rust-present ## Write the tables of docs/reference/ (flags, metrics, findings) again from the declarations in the source
-	UPDATE_REFERENCE=1 $(CARGO) test --quiet --locked --test contract reference_pages_are_generated
+	UPDATE_REFERENCE=1 $(CARGO) test --quiet --locked --test end_to_end reference_pages_are_generated
 
 mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml
 
@@ -99,20 +99,36 @@ own_packages = rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*
 as_released = --bench suite --bench micro --bench abuse $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
 
 .PHONY: check
-check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies
+check: rust-present ## Check phrases, formatting, lints, and sources of dependencies
 	@$(timed) 'refused phrases' .ci/phrases
 	@$(timed) 'formatting' $(CARGO) fmt --all --check
+	@$(timed) 'dependencies: sources and bans' .ci/dependencies
 	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+.PHONY: check-as-released
+check-as-released: rust-present ## Check the lints of what a release and the benchmarks compile
 	@$(timed) 'lints without debug assertions' $(CARGO) clippy --locked --workspace --lib --bins $(as_released) -- -D warnings
+
+.PHONY: check-mutant-switch
+check-mutant-switch: rust-present ## Check and test the tool of make mutants and make planted
 	@$(timed) 'mutant-switch: formatting' $(CARGO) fmt $(mutant_switch) --check
 	@$(timed) 'mutant-switch: lints' $(CARGO) clippy --locked $(mutant_switch) --target-dir target/mutant-switch --all-targets -- -D warnings
 	@$(timed) 'mutant-switch: tests' $(CARGO) test --quiet --locked $(mutant_switch) --target-dir target/mutant-switch
-	@if command -v cargo-deny >/dev/null; then \
-	  $(CARGO) fetch --locked --quiet; \
-	  $(timed) 'dependencies: bans, licences and sources' $(CARGO) deny --offline --locked check bans licenses sources; \
-	else \
-	  echo 'SKIPPED the check of dependencies: cargo-deny is not installed (cargo install cargo-deny --locked)'; \
-	fi
+
+cargo_deny := $(TOOLS_DIR)/cargo/bin/cargo-deny
+
+.PHONY: licences
+licences: $(cargo_deny) ## Check the licences of dependencies, and again their sources and bans
+	$(CARGO) fetch --locked --quiet
+	@$(timed) 'dependencies: bans, licences and sources' $(cargo_deny) --offline --locked check bans licenses sources
+
+# A debug build, which takes less time.
+$(cargo_deny):
+	$(CARGO) install cargo-deny --version '^0.20' --locked --debug --root $(TOOLS_DIR)/cargo
+
+.PHONY: nightly
+nightly: ## Run all that .ci/run leaves out: other checks, servers and suites, long runs, benchmarks; takes hours
+	@.ci/nightly
 
 .PHONY: bench
 bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7 WATCHERS=1000 BASELINE=./old-rangecache
@@ -170,16 +186,21 @@ check-mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants tools goclient rust-present 
 $(TOOLS_DIR)/cargo/bin/cargo-mutants:
 	$(CARGO) install cargo-mutants --version '=27.1.0' --locked --root $(TOOLS_DIR)/cargo
 
-# Not part of `make test`: other servers than those that are supported. The other suites run on 3.7, 3.6 and 3.5.
+# Not part of `make test`: other servers than those that are supported, and tests on 3.6 and 3.5 that `make test` runs on 3.7 alone.
 .PHONY: test-other-etcds
-test-other-etcds: $(addprefix $(TOOLS_DIR)/,$(OTHER_ETCDS) etcd-3.7 etcd-3.6 etcd-3.5 etcdctl) rust-present ## Compare rangecache with etcd 3.8, with 3.5.12 (too old) and with Kine, which is no etcd
-	$(CARGO) test --locked --test contract -- --ignored
+test-other-etcds: $(addprefix $(TOOLS_DIR)/,$(OTHER_ETCDS)) tools goclient rust-present ## Test on etcd 3.8, 3.5.12 (too old) and Kine, and on 3.6 and 3.5 what make test leaves out
+	$(CARGO) test --locked --test end_to_end -- --ignored
 
 # Not part of `make test`: Helm and promtool take minutes to build the first time.
+HELMS ?= helm-4 helm-3
 .PHONY: chart-test
-chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard
+chart-test: chart-tools $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard; option: HELMS=helm-4
 	$(CARGO) build --locked $(BINARIES)
-	cd tests/chart && $(GO) test -count=1 ./...
+	cd tests/chart && HELMS='$(HELMS)' $(GO) test -count=1 ./...
+
+.PHONY: chart-tools
+chart-tools: $(addprefix $(TOOLS_DIR)/,$(HELMS) promtool)
+	@cd tests/chart && $(GO) test -run '^$$' ./... >/dev/null
 
 .PHONY: chart-reference
 chart-reference: go-present ## Write the table of values in charts/rangecache/README.md again from values.yaml and its schema
@@ -261,7 +282,7 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 	@test -n "$(PAGE_BROWSER)" || for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	  command -v "$$name" >/dev/null && exit 0; \
 	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
-	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test operate page:: -- --nocapture
+	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test end_to_end operate::page:: -- --nocapture
 
 .PHONY: page-picture
 page-picture: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl rust-present ## Write docs/page.png: the status page after a quarter of an hour of load, by Chromium
@@ -315,10 +336,8 @@ check-packaging: ## Check the sandbox of the systemd unit
 	@$(timed) 'the systemd unit' systemd-analyze security --offline=true --threshold=20 --no-pager packaging/rangecache.service
 
 .PHONY: advisories
-advisories: rust-present ## Check the dependencies for known vulnerabilities; needs the network and cargo-deny
-	@command -v cargo-deny >/dev/null || test -x $(TOOLS_DIR)/cargo/bin/cargo-deny || \
-	  $(CARGO) install cargo-deny --version '^0.20' --locked --root $(TOOLS_DIR)/cargo
-	@PATH="$(CURDIR)/$(TOOLS_DIR)/cargo/bin:$$PATH" $(CARGO) deny --locked check advisories
+advisories: $(cargo_deny) ## Check the dependencies for known vulnerabilities; needs the network
+	$(cargo_deny) --locked check advisories
 
 .PHONY: version
 version:

@@ -323,7 +323,7 @@ impl Rangecache {
 }
 
 /// Path of the rangecache binary that cargo built together with the running test or benchmark:
-/// `target/debug/deps/contract-…` and `target/release/deps/suite-…` lead to `rangecache` one folder up. The environment
+/// `target/debug/deps/end_to_end-…` and `target/release/deps/suite-…` lead to `rangecache` one folder up. The environment
 /// variable `RANGECACHE` names another binary.
 pub fn rangecache_binary() -> PathBuf {
     if let Some(path) = std::env::var_os("RANGECACHE") {

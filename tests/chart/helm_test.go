@@ -6,6 +6,7 @@ package chart
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -29,8 +30,18 @@ const (
 	namespace   = "some-namespace"
 )
 
-// helms are the versions of Helm that must agree.
-var helms = []string{tools + "/helm-4", tools + "/helm-3"}
+// helms are the versions of Helm that must agree, by the variable HELMS.
+var helms = func() []string {
+	names := os.Getenv("HELMS")
+	if names == "" {
+		names = "helm-4 helm-3"
+	}
+	paths := strings.Fields(names)
+	for i, name := range paths {
+		paths[i] = tools + "/" + name
+	}
+	return paths
+}()
 
 func helm(binary string, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer

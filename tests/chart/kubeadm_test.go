@@ -116,6 +116,7 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	if names := node.names(t); len(names) != 1 {
 		t.Errorf("the folder has %q", names)
 	}
+	node.awaitAlone(t)
 	awaitReady(t, fmt.Sprintf("http://127.0.0.1:%d", metrics))
 
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +20,8 @@ type node struct {
 	certificates *pki
 	stop         chan struct{}
 	stopped      chan struct{}
+	// running is the number of containers that run.
+	running atomic.Int32
 }
 
 // newNode starts a kubelet in miniature, which looks at its folder again and again.
@@ -34,13 +37,14 @@ func newNode(t *testing.T, certificates *pki) *node {
 
 func (n *node) run() {
 	defer close(n.stopped)
-	// The running process of each manifest.
+	// The process of each manifest; nil if it could not be started.
 	running := map[string]*exec.Cmd{}
 	texts := map[string]string{}
 	end := func(file string) {
 		if process := running[file]; process != nil {
 			_ = process.Process.Kill()
 			_ = process.Wait()
+			n.running.Add(-1)
 		}
 		delete(running, file)
 		delete(texts, file)
@@ -62,6 +66,9 @@ func (n *node) run() {
 			if text := string(content); text != texts[file] {
 				end(file)
 				texts[file], running[file] = text, n.start(text)
+				if running[file] != nil {
+					n.running.Add(1)
+				}
 			}
 		}
 		select {
@@ -121,6 +128,16 @@ func (n *node) install(t *testing.T, values []string, attempt string, more ...st
 	command.Env = []string{"STATIC_POD_MANIFEST=" + manifest, "STATIC_POD_ATTEMPT=" + attempt}
 	out, err := command.CombinedOutput()
 	return string(out), err
+}
+
+// awaitAlone waits until the pod before has ended, which shares the ports until then.
+func (n *node) awaitAlone(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); n.running.Load() != 1; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d containers run", n.running.Load())
+		}
+	}
 }
 
 // names returns the names in the folder.

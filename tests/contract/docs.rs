@@ -620,10 +620,10 @@ fn pages_name_only_existing_make_targets() {
     }
 }
 
-/// A suite that compatibility.md names is run by a workflow or by `.ci/run`.
+/// A suite that compatibility.md names is run by a workflow, by `.ci/run` or by `.ci/nightly`.
 #[test]
 fn every_suite_of_the_compatibility_page_runs_by_itself() {
-    let mut runs = read(".ci/run");
+    let mut runs = read(".ci/run") + &read(".ci/nightly");
     for workflow in files(".github/workflows", ".yml") {
         runs += &read(workflow);
     }

@@ -289,11 +289,13 @@ async fn patronis_requests_get_etcds_answers_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn patronis_requests_get_etcds_answers_3_6() {
     patroni(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn patronis_requests_get_etcds_answers_3_5() {
     patroni(Version::V3_5).await;
 }
@@ -304,11 +306,13 @@ async fn requests_of_lua_resty_etcd_get_etcds_answers_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn requests_of_lua_resty_etcd_get_etcds_answers_3_6() {
     lua_resty_etcd(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn requests_of_lua_resty_etcd_get_etcds_answers_3_5() {
     lua_resty_etcd(Version::V3_5).await;
 }

@@ -169,11 +169,13 @@ async fn generated_json_watches_equal_etcds_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn generated_json_watches_equal_etcds_3_6() {
     watches_equal_etcds(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn generated_json_watches_equal_etcds_3_5() {
     watches_equal_etcds(Version::V3_5).await;
 }

@@ -339,11 +339,13 @@ async fn responses_respect_permissions_while_they_change_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_permissions_while_they_change_3_6() {
     responses_respect_permissions_while_they_change(Version::V3_6, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_permissions_while_they_change_3_5() {
     responses_respect_permissions_while_they_change(Version::V3_5, 3).await;
 }
@@ -416,11 +418,13 @@ async fn responses_respect_auth_while_it_is_switched_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_auth_while_it_is_switched_3_6() {
     responses_respect_auth_while_it_is_switched(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_auth_while_it_is_switched_3_5() {
     responses_respect_auth_while_it_is_switched(Version::V3_5).await;
 }

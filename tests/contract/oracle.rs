@@ -21,6 +21,9 @@ const AT_RANDOM: usize = 2_000;
 /// VALUE, of etcd's sort targets.
 const SORTED_BY_VALUE: i32 = 4;
 
+/// Requests whose outcomes are read together: the admin port renders 50 pages of metrics per second.
+const COUNTED_TOGETHER: usize = 8;
+
 /// Both sides of the comparison.
 struct Sides {
     etcd: Client,
@@ -29,9 +32,13 @@ struct Sides {
     /// Of packed values etcd sorts by value, and of those that are left out it answers.
     memory: Memory,
     outcomes: Outcomes,
+    /// Requests that wait for [`Sides::send`], with etcd's responses: those that memory has to answer, and the others. A batch has
+    /// requests of one kind, so that none can count for another.
+    from_memory: Vec<(RangeRequest, Reply)>,
+    from_either: Vec<(RangeRequest, Reply)>,
     defects: Vec<String>,
     asked: usize,
-    from_memory: usize,
+    memory_answers: u64,
 }
 
 impl Sides {
@@ -43,43 +50,76 @@ impl Sides {
             outcomes: rangecache.outcomes().await,
             rangecache,
             memory: Memory::Plain,
+            from_memory: Vec::new(),
+            from_either: Vec::new(),
             defects: Vec::new(),
             asked: 0,
-            from_memory: 0,
+            memory_answers: 0,
         }
     }
 
-    /// Sends a request to both sides, and records every difference.
+    /// Sends a request to etcd, and to rangecache with the next ones of its kind; records every difference.
     async fn compare(&mut self, request: &RangeRequest, at: Revisions) {
-        if self.memory == Memory::WithoutValues && self.asked.is_multiple_of(8) {
+        let direct = self.etcd.range_raw(request).await.expect("etcd answers");
+        let must_be_from_memory =
+            direct.status().code == 0 && at.in_window(request.revision) && !self.order_is_open(request).await;
+        let batch = if must_be_from_memory {
+            &mut self.from_memory
+        } else {
+            &mut self.from_either
+        };
+        batch.push((request.clone(), direct));
+        if batch.len() == COUNTED_TOGETHER {
+            self.send_all().await;
+        }
+    }
+
+    /// Sends all requests that wait.
+    async fn send_all(&mut self) {
+        let batch = std::mem::take(&mut self.from_memory);
+        self.send(batch, true).await;
+        let batch = std::mem::take(&mut self.from_either);
+        self.send(batch, false).await;
+    }
+
+    async fn send(&mut self, batch: Vec<(RangeRequest, Reply)>, must_be_from_memory: bool) {
+        if batch.is_empty() {
+            return;
+        }
+        if self.memory == Memory::WithoutValues {
             self.through.inject_fault("leave-out").await;
             self.outcomes = self.rangecache.outcomes().await;
         }
-        let direct = self.etcd.range_raw(request).await.expect("etcd answers");
-        let through = self.through.range_raw(request).await.expect("rangecache answers");
-        self.asked += 1;
-        if direct != through {
+        for (request, direct) in &batch {
+            let through = self.through.range_raw(request).await.expect("rangecache answers");
+            if *direct != through {
+                self.defects.push(format!(
+                    "{request:?}\n etcd: {}\n rangecache: {}",
+                    describe(direct),
+                    describe(&through)
+                ));
+            }
+        }
+        let sent = batch.len() as u64;
+        let counted = async || {
+            let now = self.rangecache.outcomes().await;
+            (now.since(&self.outcomes).total() >= sent).then_some(now)
+        };
+        let (now, _) = until(SOON, "every Range is counted in rangecache_range_total", counted).await;
+        let outcomes = now.since(&self.outcomes);
+        self.outcomes = now;
+        self.asked += batch.len();
+        self.memory_answers += outcomes.memory_answers();
+        if outcomes.total() != sent || (must_be_from_memory && outcomes.memory_answers() != sent) {
+            let requests: Vec<_> = batch.iter().map(|(request, _)| request).collect();
+            let expected = if must_be_from_memory {
+                ", all from memory"
+            } else {
+                ""
+            };
             self.defects.push(format!(
-                "{request:?}\n etcd: {}\n rangecache: {}",
-                describe(&direct),
-                describe(&through)
+                "{requests:?}\n not {sent} Ranges{expected}, but {outcomes:?}"
             ));
-        }
-        let before = self.outcomes.clone();
-        let outcome = self.rangecache.outcomes_since(&before, 1).await;
-        self.outcomes = self.rangecache.outcomes().await;
-        if outcome.total() != 1 {
-            self.defects
-                .push(format!("{request:?}\n not counted once, but {outcome:?}"));
-        }
-        if outcome.memory_answers() == 1 {
-            self.from_memory += 1;
-        } else if direct.status().code == 0
-            && at.in_window(request.revision)
-            && !self.order_is_open(request).await
-        {
-            self.defects
-                .push(format!("{request:?}\n not answered from memory, but {outcome:?}"));
         }
     }
 
@@ -93,6 +133,9 @@ impl Sides {
         if !(0..=2).contains(&request.sort_order) {
             return true;
         }
+        if request.sort_order == 0 && request.sort_target == 0 {
+            return false;
+        }
         let whole = RangeRequest {
             revision: request.revision,
             ..RangeRequest::range(&request.key, &request.range_end)
@@ -102,6 +145,7 @@ impl Sides {
 
     /// Waits until rangecache refuses revisions that etcd has compacted.
     async fn compact(&mut self, revision: i64) {
+        self.send_all().await;
         self.etcd.compact(revision).await.expect("etcd compacts");
         let gone = RangeRequest {
             revision: revision - 1,
@@ -115,8 +159,12 @@ impl Sides {
         self.outcomes = self.rangecache.outcomes().await;
     }
 
-    fn judge(&self) {
-        println!("{} of {} answers came from memory", self.from_memory, self.asked);
+    async fn judge(&mut self) {
+        self.send_all().await;
+        println!(
+            "{} of {} answers came from memory",
+            self.memory_answers, self.asked
+        );
         let shown: Vec<_> = self.defects.iter().take(12).map(String::as_str).collect();
         assert!(
             shown.is_empty(),
@@ -204,11 +252,8 @@ async fn range_responses_are_equal(version: Version, chain: Chain, memory: Memor
     };
     // Serializable reads are answered at the mirror's revision; a linearizable read first brings it up to date.
     sides.compare(&RangeRequest::everything(), at).await;
-    let at_each_time = match memory {
-        Memory::WithoutValues => AT_RANDOM / 8,
-        _ => AT_RANDOM / 2,
-    };
-    for _ in 0..at_each_time {
+    sides.send_all().await;
+    for _ in 0..AT_RANDOM / 2 {
         sides.compare(&at_random(&mut random, at), at).await;
     }
 
@@ -217,10 +262,10 @@ async fn range_responses_are_equal(version: Version, chain: Chain, memory: Memor
     for shape in by_hand(at) {
         sides.compare(&shape, at).await;
     }
-    for _ in 0..at_each_time {
+    for _ in 0..AT_RANDOM / 2 {
         sides.compare(&at_random(&mut random, at), at).await;
     }
-    sides.judge();
+    sides.judge().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -255,6 +300,7 @@ async fn range_responses_with_packed_values_equal_etcds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn range_responses_with_packed_values_equal_etcds_3_5() {
     range_responses_are_equal(Version::V3_5, Chain::One, Memory::Packed).await;
 }

@@ -152,6 +152,7 @@ async fn pages_are_of_one_revision_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn pages_are_of_one_revision_3_5() {
     pages_are_of_one_revision(Version::V3_5).await;
 }

@@ -82,6 +82,7 @@ async fn go_client_transcript_equals_etcds_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn go_client_transcript_equals_etcds_3_6() {
     go_client_transcript_equals_etcds(Version::V3_6).await;
 }

@@ -77,11 +77,13 @@ async fn watches_around_a_compaction_of_another_client_equal_etcds_3_7() {
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn watches_around_a_compaction_of_another_client_equal_etcds_3_6() {
     watches_around_a_compaction_equal_etcds(Version::V3_6).await;
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn watches_around_a_compaction_of_another_client_equal_etcds_3_5() {
     watches_around_a_compaction_equal_etcds(Version::V3_5).await;
 }

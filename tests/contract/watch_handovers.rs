@@ -188,11 +188,13 @@ async fn stream_returns_to_memory_without_loss_or_repetition_3_7() {
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn stream_returns_to_memory_without_loss_or_repetition_3_6() {
     stream_leaves_and_returns(Version::V3_6).await;
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn stream_returns_to_memory_without_loss_or_repetition_3_5() {
     stream_leaves_and_returns(Version::V3_5).await;
 }
@@ -228,11 +230,13 @@ async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_7()
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_6() {
     progress_of_a_stream_that_leaves_and_returns(Version::V3_6).await;
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_5() {
     progress_of_a_stream_that_leaves_and_returns(Version::V3_5).await;
 }
@@ -272,11 +276,13 @@ async fn progress_after_leaving_begins_with_the_next_write_3_7() {
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn progress_after_leaving_begins_with_the_next_write_3_6() {
     progress_after_leaving_begins_with_the_next_write(Version::V3_6).await;
 }
 
 #[tokio::test]
+#[ignore = "nightly"]
 async fn progress_after_leaving_begins_with_the_next_write_3_5() {
     progress_after_leaving_begins_with_the_next_write(Version::V3_5).await;
 }

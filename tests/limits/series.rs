@@ -313,11 +313,13 @@ async fn random_page_series_equal_etcds_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn random_page_series_equal_etcds_3_6() {
     random_page_series_equal_etcds(Version::V3_6, 7, 800).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn random_page_series_equal_etcds_3_5() {
     random_page_series_equal_etcds(Version::V3_5, 8, 800).await;
 }

@@ -7,7 +7,7 @@ use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{self, Reads, put_when_possible};
 
-use crate::EXCLUSIVE;
+use super::EXCLUSIVE;
 
 const PREFIX: &str = "/cluster/";
 

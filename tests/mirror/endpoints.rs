@@ -17,7 +17,7 @@ use testkit::wait::{SOON, until};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::EXCLUSIVE;
+use super::EXCLUSIVE;
 
 const PREFIX: &str = "/endpoints/";
 /// Bound on a call to a member that serves.

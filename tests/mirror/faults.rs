@@ -476,11 +476,13 @@ async fn responses_respect_auth_switched_on_and_off_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_auth_switched_on_and_off_3_6() {
     responses_respect_auth_switched_on_and_off(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn responses_respect_auth_switched_on_and_off_3_5() {
     responses_respect_auth_switched_on_and_off(Version::V3_5).await;
 }

@@ -12,7 +12,7 @@ use testkit::recovery::{Reads, recovers};
 use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
-use crate::EXCLUSIVE;
+use super::EXCLUSIVE;
 
 const PREFIX: &str = "/hub/";
 /// Bursts of reads through each leaf.

@@ -78,6 +78,7 @@ async fn feed_that_stays_at_an_old_revision_is_left_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn feed_that_stays_at_an_old_revision_is_left_3_6() {
     stale_feed_is_left(Version::V3_6).await;
 }

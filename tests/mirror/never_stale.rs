@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::EXCLUSIVE;
+use super::EXCLUSIVE;
 
 const PREFIX: &str = "/data/";
 const READERS: u64 = 6;

@@ -85,6 +85,7 @@ async fn start_from_a_neighbour_reads_no_values_from_etcd_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn start_from_a_neighbour_reads_no_values_from_etcd_3_5() {
     starts_from_a_neighbour(Version::V3_5).await;
 }

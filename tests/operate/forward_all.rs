@@ -114,11 +114,13 @@ async fn reads_and_watches_go_to_etcd_while_memory_is_switched_off_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn reads_and_watches_go_to_etcd_while_memory_is_switched_off_3_6() {
     forwards_everything(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn reads_and_watches_go_to_etcd_while_memory_is_switched_off_3_5() {
     forwards_everything(Version::V3_5).await;
 }

@@ -284,11 +284,13 @@ async fn mirrors_are_added_and_removed_while_others_serve_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn mirrors_are_added_and_removed_while_others_serve_3_6() {
     prefixes_change(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn mirrors_are_added_and_removed_while_others_serve_3_5() {
     prefixes_change(Version::V3_5).await;
 }

@@ -222,6 +222,7 @@ async fn values_that_do_not_fit_are_only_in_etcd_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn values_that_do_not_fit_are_only_in_etcd_3_5() {
     values_that_do_not_fit_are_etcds(Version::V3_5).await;
 }

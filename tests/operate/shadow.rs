@@ -92,6 +92,7 @@ async fn shadowed_reads_are_etcds_and_differences_are_found_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn shadowed_reads_are_etcds_and_differences_are_found_3_5() {
     etcd_answers_and_is_compared(Version::V3_5).await;
 }

@@ -135,11 +135,13 @@ async fn streams_from_memory_equal_etcds_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn streams_from_memory_equal_unary_responses_3_6() {
     streams_are_etcds(Version::V3_6, &[], From::Memory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn streams_from_memory_equal_unary_responses_3_5() {
     streams_are_etcds(Version::V3_5, &[], From::Memory).await;
 }
@@ -155,6 +157,7 @@ async fn streams_from_pages_equal_unary_responses_3_6() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn streams_from_pages_equal_unary_responses_3_5() {
     streams_are_etcds(Version::V3_5, NOT_MIRRORED, From::Pages).await;
 }
@@ -181,6 +184,7 @@ async fn streams_through_two_rangecaches_equal_etcds_3_7() {
 
 /// etcd 3.6 has no RangeStream: the first rangecache has it all the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn streams_through_two_rangecaches_equal_unary_responses_3_6() {
     for (first, second, from) in [
         (&[][..], &[][..], From::Memory),

@@ -48,11 +48,13 @@ async fn watch_programs_without_values_in_memory_equal_etcds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn watch_programs_equal_etcds_3_6() {
     programs_equal_etcds(Version::V3_6, Source::Memory, PROGRAMS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "nightly"]
 async fn watch_programs_equal_etcds_3_5() {
     programs_equal_etcds(Version::V3_5, Source::Memory, PROGRAMS).await;
 }

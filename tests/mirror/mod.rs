@@ -1,14 +1,6 @@
 //! The mirror under faults: etcd restarts, fails over, is restored or unreachable, and no response is ever stale.
 
 #![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test fails by a panic and reports by printing"
-)]
-#![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::large_futures,

@@ -1,4 +1,7 @@
-//! Bounds on memory, connections and calls to etcd: budgets, large responses, series of pages.
+//! Tests of the running binary in front of a real etcd. One program, so that what they share is compiled once, and one suite's slow
+//! tests do not keep the next one waiting.
+//!
+//! A test that is ignored as `nightly` repeats another one on an older etcd; `make nightly` runs them all.
 
 #![allow(
     clippy::expect_used,
@@ -16,17 +19,7 @@
     reason = "small numbers, no load, and one crate"
 )]
 
-mod admin;
-mod budgets;
-mod buffers;
-mod connections;
-mod exhaustion;
-mod http1;
-mod large;
-mod memory;
-mod series;
-mod shares;
-mod small;
-mod unread;
-mod watches;
-mod websockets;
+mod contract;
+mod limits;
+mod mirror;
+mod operate;

@@ -2,14 +2,6 @@
 //! command line and the documentation say what the program does.
 
 #![allow(
-    clippy::expect_used,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    clippy::print_stderr,
-    reason = "a test fails by a panic and reports by printing"
-)]
-#![allow(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     clippy::large_futures,
