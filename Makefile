@@ -65,10 +65,11 @@ tour-etcd: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl
 # Tests wait for etcd most of the time: more of them at once than there are cores.
 TEST_THREADS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores > 6 ? cores : 6)))
 
+# Of what tests try at random they try a quarter, or all of it with EFFORT=full.
 .PHONY: test
-test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
+test: tools goclient linearizer rust-present ## Run the tests on real etcd 3.7, and what concerns versions on 3.6 and 3.5; option: EFFORT=full
 	@$(timed) 'compile rangecache and its tests' $(CARGO) test --locked --workspace --no-run
-	@RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" $(timed) 'run the tests' $(CARGO) test --locked --workspace
+	@EFFORT='$(EFFORT)' RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" $(timed) 'run the tests' $(CARGO) test --locked --workspace
 
 .PHONY: linearize
 linearize: tools linearizer rust-present ## Check linearizability under faults; options: SCENARIO=no-quorum,mix SECONDS=300 SEED=7

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`process`] | child processes with logs and signals, killed on drop; paths of tools |
 //! | [`collector`] | an OpenTelemetry collector that keeps what it receives |
+//! | [`effort`] | how much random tests do |
 //! | [`etcd`] | real etcd: one member or three, stopped, restarted, suspended, restored |
 //! | [`proxy`] | rangecache as a process, and its log |
 //! | [`metrics`] | metrics pages of etcd and rangecache, and counts by outcome |
@@ -28,6 +29,7 @@
 
 pub mod collector;
 pub mod disk;
+pub mod effort;
 pub mod etcd;
 pub mod fault_link;
 pub mod grpc;

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use testkit::effort::part_of;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Reply, Status};
 use testkit::pb::{BY_MOD, DESCEND, RangeRequest, prefix_end};
@@ -335,19 +336,19 @@ async fn responses_respect_permissions_while_they_change(version: Version, round
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_respect_permissions_while_they_change_3_7() {
-    responses_respect_permissions_while_they_change(Version::V3_7, 20).await;
+    responses_respect_permissions_while_they_change(Version::V3_7, part_of(20) as usize).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "nightly"]
 async fn responses_respect_permissions_while_they_change_3_6() {
-    responses_respect_permissions_while_they_change(Version::V3_6, 3).await;
+    responses_respect_permissions_while_they_change(Version::V3_6, part_of(3) as usize).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "nightly"]
 async fn responses_respect_permissions_while_they_change_3_5() {
-    responses_respect_permissions_while_they_change(Version::V3_5, 3).await;
+    responses_respect_permissions_while_they_change(Version::V3_5, part_of(3) as usize).await;
 }
 
 async fn responses_respect_auth_while_it_is_switched(version: Version) {

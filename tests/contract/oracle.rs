@@ -6,6 +6,7 @@
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use testkit::effort::part_of;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Reply};
 use testkit::kv::RANGE;
@@ -15,8 +16,8 @@ use testkit::proxy::Rangecache;
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use testkit::wait::{SOON, until};
 
-/// Random requests, per version of etcd.
-const AT_RANDOM: usize = 2_000;
+/// Random requests, per version of etcd, with full effort.
+const AT_RANDOM: u64 = 2_000;
 
 /// VALUE, of etcd's sort targets.
 const SORTED_BY_VALUE: i32 = 4;
@@ -253,7 +254,7 @@ async fn range_responses_are_equal(version: Version, chain: Chain, memory: Memor
     // Serializable reads are answered at the mirror's revision; a linearizable read first brings it up to date.
     sides.compare(&RangeRequest::everything(), at).await;
     sides.send_all().await;
-    for _ in 0..AT_RANDOM / 2 {
+    for _ in 0..part_of(AT_RANDOM / 2) {
         sides.compare(&at_random(&mut random, at), at).await;
     }
 
@@ -262,7 +263,7 @@ async fn range_responses_are_equal(version: Version, chain: Chain, memory: Memor
     for shape in by_hand(at) {
         sides.compare(&shape, at).await;
     }
-    for _ in 0..AT_RANDOM / 2 {
+    for _ in 0..part_of(AT_RANDOM / 2) {
         sides.compare(&at_random(&mut random, at), at).await;
     }
     sides.judge().await;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use testkit::effort::part_of;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
 use testkit::http;
@@ -176,7 +177,8 @@ async fn ask(client: &Client, request: &RangeRequest) -> Result<RangeResponse, S
 }
 
 fn seconds() -> Duration {
-    let seconds = std::env::var("STALE_SECONDS").map_or(30, |seconds| seconds.parse().expect("a number"));
+    let seconds = std::env::var("STALE_SECONDS")
+        .map_or_else(|_| part_of(30), |seconds| seconds.parse().expect("a number"));
     Duration::from_secs(seconds)
 }
 

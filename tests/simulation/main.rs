@@ -44,11 +44,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use seeds::Job;
+use testkit::effort::part_of;
 
-/// Seeds of each job in front of members that `make test` simulates; `make nightly` simulates others, 10,000 of each job.
-const SEEDS: u64 = 120;
+/// Seeds of each job in front of members that the tests simulate with full effort.
+const SEEDS: u64 = 300;
 /// Seeds behind hubs, each of which takes twice as long.
-const HUB_SEEDS: u64 = 60;
+const HUB_SEEDS: u64 = 150;
 /// After this time of a processor a simulation counts as hung: time is paused, and does not advance while a task is ready.
 const HUNG: Duration = Duration::from_secs(60);
 /// After this time of the clock it counts as hung, too: no task is ready, and none waits for time.
@@ -80,17 +81,17 @@ fn simulate(job: Job, first: u64, count: u64, until_found: bool) {
 
 #[test]
 fn every_seed_keeps_the_rules_of_reads_and_watches() {
-    simulate(Job::Mixed, 0, SEEDS, false);
+    simulate(Job::Mixed, 0, part_of(SEEDS), false);
 }
 
 #[test]
 fn every_seed_keeps_the_rules_while_histories_are_replaced() {
-    simulate(Job::Restores, 0, SEEDS, false);
+    simulate(Job::Restores, 0, part_of(SEEDS), false);
 }
 
 #[test]
 fn every_seed_keeps_the_rules_behind_hubs() {
-    simulate(Job::Hubs, 0, HUB_SEEDS, false);
+    simulate(Job::Hubs, 0, part_of(HUB_SEEDS), false);
 }
 
 #[test]

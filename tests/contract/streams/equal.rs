@@ -4,13 +4,14 @@ use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::{NEVER_STREAMED, NOT_MIRRORED, current, start, start_before};
+use testkit::effort::part_of;
 use testkit::etcd::{Etcd, Version};
 use testkit::pb::{BY_KEY, RangeRequest};
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use testkit::streams::{chunks_of, is_refused, merged};
 
-/// Random requests, per case.
-const AT_RANDOM: usize = 500;
+/// Random requests, per case, with full effort.
+const AT_RANDOM: u64 = 500;
 
 /// Expected source of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +64,7 @@ async fn streams_through_rangecaches_are_etcds(version: Version, chain: &[&[(&st
     println!("to replay: ORACLE_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut shapes: Vec<_> = by_hand(at);
-    shapes.extend((0..AT_RANDOM).map(|_| at_random(&mut random, at)));
+    shapes.extend((0..part_of(AT_RANDOM)).map(|_| at_random(&mut random, at)));
 
     let before = rangecache.stream_outcomes().await;
     let mut byte_for_byte = 0;

@@ -5,6 +5,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use super::{NOT_MIRRORED, fill, list, start, started};
+use testkit::effort::part_of;
 use testkit::etcd::{Cluster, Etcd, Version, free_port};
 use testkit::grpc::{Client, Status, UNIMPLEMENTED};
 use testkit::pb::{RangeRequest, RangeResponse};
@@ -83,7 +84,7 @@ async fn kube_style_client_never_falls_back_from_streams() {
                 client: rangecache.client().await,
                 calls: 0,
             };
-            while kube.calls < 2000 {
+            while kube.calls < part_of(2_000) as usize {
                 assert_eq!(kube.lists().await, Ok(1200), "{version:?} {flags:?}");
             }
         }
