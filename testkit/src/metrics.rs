@@ -3,15 +3,20 @@
 use std::collections::BTreeMap;
 
 use crate::http;
+use crate::wait::{SOON, until};
 
 /// Samples by name and labels as in the text format, such as `rangecache_range_total{outcome="hit",reason="x"}`.
 #[derive(Clone, Debug)]
 pub struct Metrics(pub BTreeMap<String, f64>);
 
 impl Metrics {
-    /// Reads and parses a metrics page.
+    /// Reads and parses a metrics page; asks again while too many requests wait for theirs.
     pub async fn read(url: &str) -> Self {
-        let page = http::get(url).await.unwrap();
+        let answered = async || {
+            let page = http::get(url).await.unwrap();
+            (page.status != 503).then_some(page)
+        };
+        let (page, _) = until(SOON, "a metrics page is answered", answered).await;
         assert_eq!(page.status, 200, "{url}: {}", page.body);
         Self::parse(&page.body)
     }
