@@ -1,14 +1,6 @@
 //! rangecache's contract with its clients: responses are etcd's own, through every kind of call, for every caller; the
 //! command line and the documentation say what the program does.
 
-#![allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::large_futures,
-    unreachable_pub,
-    reason = "small numbers, no load, and one crate"
-)]
-
 mod bad_input;
 mod cli;
 mod docs;

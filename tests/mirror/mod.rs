@@ -1,13 +1,5 @@
 //! The mirror under faults: etcd restarts, fails over, is restored or unreachable, and no response is ever stale.
 
-#![allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::large_futures,
-    unreachable_pub,
-    reason = "small numbers, no load, and one crate"
-)]
-
 mod bounds;
 mod cluster;
 mod endpoints;

@@ -1,13 +1,5 @@
 //! Tests of operation: starts, stops and hand-overs, `rangecache doctor`, TLS, traces, the status page.
 
-#![allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::large_futures,
-    unreachable_pub,
-    reason = "small numbers, no load, and one crate"
-)]
-
 mod access_log;
 mod browsers;
 mod caller_is;
