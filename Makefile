@@ -69,7 +69,7 @@ TEST_THREADS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores > 6 
 .PHONY: test
 test: tools goclient linearizer rust-present ## Run the tests on real etcd 3.7, and what concerns versions on 3.6 and 3.5; option: EFFORT=full
 	@$(timed) 'compile rangecache and its tests' $(CARGO) test --locked --workspace --no-run
-	@EFFORT='$(EFFORT)' RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" $(timed) 'run the tests' $(CARGO) test --locked --workspace
+	@RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" $(timed) 'run the tests' $(CARGO) test --locked --workspace
 
 .PHONY: linearize
 linearize: tools linearizer rust-present ## Check linearizability under faults; options: SCENARIO=no-quorum,mix SECONDS=300 SEED=7

@@ -10,7 +10,6 @@ use testkit::effort::part_of;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Reply};
 use testkit::kv::RANGE;
-use testkit::metrics::Outcomes;
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
@@ -32,7 +31,6 @@ struct Sides {
     rangecache: Rangecache,
     /// Of packed values etcd sorts by value, and of those that are left out it answers.
     memory: Memory,
-    outcomes: Outcomes,
     /// Requests that wait for [`Sides::send`], with etcd's responses: those that memory has to answer, and the others. A batch has
     /// requests of one kind, so that none can count for another.
     from_memory: Vec<(RangeRequest, Reply)>,
@@ -48,7 +46,6 @@ impl Sides {
         Self {
             etcd: etcd.client().await,
             through: rangecache.client().await,
-            outcomes: rangecache.outcomes().await,
             rangecache,
             memory: Memory::Plain,
             from_memory: Vec::new(),
@@ -89,8 +86,8 @@ impl Sides {
         }
         if self.memory == Memory::WithoutValues {
             self.through.inject_fault("leave-out").await;
-            self.outcomes = self.rangecache.outcomes().await;
         }
+        let before = self.rangecache.outcomes().await;
         for (request, direct) in &batch {
             let through = self.through.range_raw(request).await.expect("rangecache answers");
             if *direct != through {
@@ -102,13 +99,7 @@ impl Sides {
             }
         }
         let sent = batch.len() as u64;
-        let counted = async || {
-            let now = self.rangecache.outcomes().await;
-            (now.since(&self.outcomes).total() >= sent).then_some(now)
-        };
-        let (now, _) = until(SOON, "every Range is counted in rangecache_range_total", counted).await;
-        let outcomes = now.since(&self.outcomes);
-        self.outcomes = now;
+        let outcomes = self.rangecache.outcomes_since(&before, sent).await;
         self.asked += batch.len();
         self.memory_answers += outcomes.memory_answers();
         if outcomes.total() != sent || (must_be_from_memory && outcomes.memory_answers() != sent) {
@@ -157,7 +148,6 @@ impl Sides {
             (reply.status().code != 0).then_some(())
         })
         .await;
-        self.outcomes = self.rangecache.outcomes().await;
     }
 
     async fn judge(&mut self) {
