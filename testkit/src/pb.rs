@@ -164,6 +164,17 @@ impl RequestOp {
         }
     }
 
+    /// A transaction of its own with one operation. Of transactions side by side, one may delete what one before it has put, which
+    /// operations of one transaction may not: their revision then has two events of the key (etcd 16380).
+    pub fn nested(self) -> Self {
+        Self {
+            request: Some(Request::RequestTxn(TxnRequest {
+                success: vec![self],
+                ..TxnRequest::default()
+            })),
+        }
+    }
+
     /// Deletes `key`.
     pub fn delete(key: impl AsRef<[u8]>) -> Self {
         Self {

@@ -91,8 +91,17 @@ pub async fn write_second_part(etcd: &Client) {
     etcd.put(b"bin\0\0", "again").await.unwrap();
 }
 
-/// Updates, deletes and recreates keys, so that versions and create revisions differ between keys.
+/// Updates, deletes and recreates keys, some in one revision, so that versions and create revisions differ between keys.
 async fn rewrite(etcd: &Client, salt: usize) {
+    let (updated, created) = (pod(3, salt), "/registry/gone");
+    let changes = vec![
+        RequestOp::put(&updated, "soon gone"),
+        RequestOp::put(created, "soon gone"),
+        RequestOp::delete(&updated),
+        RequestOp::delete(created),
+    ];
+    let nested = changes.into_iter().map(RequestOp::nested);
+    etcd.transact(nested.collect()).await.unwrap();
     for namespace in 0..4 {
         for number in 0..12 {
             match (namespace * 5 + number * 3 + salt) % 7 {

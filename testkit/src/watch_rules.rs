@@ -8,7 +8,7 @@
 //! | bookmarkable | progress R comes after every event at or below R, and never goes back |
 //! | headers | an event's response names a revision not below its last event, or exactly that one |
 //! | control | one `created` per create, in order; ids as etcd assigns them; nothing for an id that is not open |
-//! | previous values | with `prev_kv`, on every put of an existing key and on every delete |
+//! | previous values | with `prev_kv`, on every put of an existing key and on every delete: the key at the revision before |
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write as _;
@@ -73,13 +73,18 @@ impl Truth {
     /// Events of a store that was empty before them; `prev_kv` is determined from the earlier ones.
     pub fn replayed(mut events: Vec<Event>) -> Self {
         let mut newest: HashMap<Vec<u8>, KeyValue> = HashMap::new();
-        for event in &mut events {
-            let kv = kv(event).clone();
-            event.prev_kv = if event.r#type == DELETE {
-                newest.remove(&kv.key)
-            } else {
-                newest.insert(kv.key.clone(), kv)
-            };
+        for of_revision in events.chunk_by_mut(|a, b| revision(a) == revision(b)) {
+            for event in of_revision.iter_mut() {
+                event.prev_kv = previous(event, newest.get(&kv(event).key));
+            }
+            for event in &*of_revision {
+                let kv = kv(event).clone();
+                if event.r#type == DELETE {
+                    newest.remove(&kv.key);
+                } else {
+                    newest.insert(kv.key.clone(), kv);
+                }
+            }
         }
         Self(events)
     }
@@ -105,10 +110,24 @@ impl Truth {
             .filter(|event| wants(create, event))
     }
 
+    /// Whether the events of `at` are more than its keys.
+    pub fn has_superseded(&self, at: i64) -> bool {
+        let events = &self.0[self.index_above(at - 1)..self.index_above(at)];
+        let keys: BTreeSet<_> = events.iter().map(|event| &kv(event).key).collect();
+        keys.len() < events.len()
+    }
+
     /// Index of the first event above `after`.
     fn index_above(&self, after: i64) -> usize {
         self.0.partition_point(|event| revision(event) <= after)
     }
+}
+
+/// The `prev_kv` that etcd sends for `event`, whose key was `before` at the revision before: none if the event creates its key, also
+/// where a delete of the same revision has made that possible.
+pub fn previous(event: &Event, before: Option<&KeyValue>) -> Option<KeyValue> {
+    let is_creation = event.r#type != DELETE && kv(event).create_revision == revision(event);
+    before.filter(|_| !is_creation).cloned()
 }
 
 /// Revision of an event.
@@ -450,17 +469,26 @@ impl<'a> Checked<'a> {
 }
 
 impl Watcher {
+    /// Whether a compaction at the watcher's first revision may have removed the event: a later one of this revision has superseded it.
+    fn may_lack(&self, index: usize, truth: &Truth) -> bool {
+        let event = &truth.0[index];
+        let later = truth.0[index + 1..].iter();
+        let mut of_revision = later.take_while(|later| revision(later) == revision(event));
+        revision(event) == self.create.start_revision
+            && of_revision.any(|later| kv(later).key == kv(event).key)
+    }
+
     /// Compares one event with the next that is owed.
     fn event(&mut self, id: i64, event: &Event, truth: &Truth, rules: Rules) -> Option<String> {
-        let is_it = |(_, known): &(usize, &Event)| {
-            revision(known) == revision(event) && kv(known).key == kv(event).key
-        };
         let of_watcher = truth.0.iter().enumerate();
-        let Some((index, known)) = of_watcher
-            .clone()
-            .skip(truth.index_above(revision(event) - 1))
-            .find(is_it)
-        else {
+        let of_revision = of_watcher.clone().skip(truth.index_above(revision(event) - 1));
+        let of_revision = of_revision.take_while(|(_, known)| revision(known) == revision(event));
+        // A revision may have two events of a key.
+        let mut of_key = of_revision.filter(|(_, known)| kv(known).key == kv(event).key);
+        let first = of_key.clone().next();
+        let is_same = |known: &Event| known.kv == event.kv && known.r#type == event.r#type;
+        let known = of_key.find(|(_, known)| is_same(known)).or(first);
+        let Some((index, known)) = known else {
             return Some(format!("exact: {id} gets what etcd has not: {event:?}"));
         };
         if !wants(&self.create, known) {
@@ -477,7 +505,7 @@ impl Watcher {
         let skipped = of_watcher
             .take(index)
             .skip(owed_from)
-            .find(|(_, event)| wants(&self.create, event));
+            .find(|(index, event)| wants(&self.create, event) && !self.may_lack(*index, truth));
         self.next = index + 1;
         if let Some((_, skipped)) = skipped {
             return Some(format!("reliable: {id} gets {event:?} and never {skipped:?}"));

@@ -139,8 +139,13 @@ async fn watches_equal_etcds(version: Version) {
             continue;
         }
         for n in 0..WRITES {
-            let puts = vec![RequestOp::put(KEY, [n as u8]), RequestOp::put("/json/02", "")];
-            let revision = client.transact(puts).await.expect("a write");
+            let mut changes = vec![RequestOp::put(KEY, [n as u8]), RequestOp::put("/json/02", "")];
+            if n % 2 == 1 {
+                // The revision has two events of the key.
+                changes.push(RequestOp::delete(KEY));
+                changes = changes.into_iter().map(RequestOp::nested).collect();
+            }
+            let revision = client.transact(changes).await.expect("a write");
             if !watch.sees_puts {
                 continue;
             }

@@ -291,10 +291,18 @@ impl Caller {
                 then.push((other, value));
             }
         }
+        // Puts of keys that the same revision deletes again, which nested transactions may make.
+        let is_nested = self.random.random_ratio(1, 4);
+        if is_nested {
+            let again = then.iter().filter(|(_, value)| value.is_some());
+            let again: Vec<_> = again.map(|(key, _)| (key.clone(), None)).collect();
+            then.extend(again.into_iter().filter(|_| self.random.random_bool(0.5)));
+        }
         let operation = |(key, value): &(String, Option<String>)| {
-            value
+            let operation = value
                 .as_ref()
-                .map_or_else(|| RequestOp::delete(key), |value| RequestOp::put(key, value))
+                .map_or_else(|| RequestOp::delete(key), |value| RequestOp::put(key, value));
+            if is_nested { operation.nested() } else { operation }
         };
         let request = TxnRequest {
             compare: compare.clone().into_iter().collect(),

@@ -10,6 +10,7 @@ use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, put_when_possible, recovers};
 use testkit::wait::{SOON, until};
 
+use super::two_events::{history_has_continued, put_and_delete};
 use super::warm_start::filled_with;
 
 const PREFIX: &str = "/image/";
@@ -111,6 +112,23 @@ async fn start_from_an_image_reads_no_values_from_etcd_3_7() {
 #[ignore = "nightly"]
 async fn start_from_an_image_reads_no_values_from_etcd_3_5() {
     starts_from_its_image(Version::V3_5).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn image_continues_after_two_events_of_one_key() {
+    let etcd = filled(Version::V3_7).await;
+    let folder = folder_with_room();
+    let first = start(&etcd, folder.path()).await;
+    image_is_whole(&etcd, &first).await;
+    let client = etcd.client().await;
+    put_and_delete(&client, &format!("{PREFIX}new")).await;
+    put_and_delete(&client, &format!("{PREFIX}007")).await;
+    image_is_whole(&etcd, &first).await;
+    assert!(first.terminate().await.success());
+    let second = start(&etcd, folder.path()).await;
+    assert_eq!(adopted(&second).await, 1.0, "{}", second.log());
+    answers_are_those_of(&etcd, &second, "a stop").await;
+    history_has_continued(&second).await;
 }
 
 /// An etcd that was rolled back, and has written other values at the same revisions, is not answered from the image.

@@ -17,6 +17,7 @@ mod resume;
 mod rollbacks;
 mod service_account;
 mod stale;
+mod two_events;
 mod warm_start;
 mod watches;
 

@@ -275,6 +275,20 @@ impl Caller {
             txn.success.push(RequestOp::delete(self.key()));
         }
         if self.chance.one_in(4) {
+            // Several changes of one key, which only transactions side by side may have.
+            let again = 1 + self.chance.below(3);
+            for _ in 0..again {
+                let at = self.chance.below(txn.success.len() + 1);
+                let operation = if self.chance.one_in(2) {
+                    RequestOp::delete(self.key())
+                } else {
+                    RequestOp::put(self.key(), self.value(label))
+                };
+                txn.success.insert(at, operation);
+            }
+            txn.success = txn.success.into_iter().map(RequestOp::nested).collect();
+        }
+        if self.chance.one_in(4) {
             txn.compare.push(Compare {
                 target: MOD_REVISION,
                 key: key(self.chance.below(KEYS)).into(),

@@ -373,12 +373,12 @@ async fn chunks(
 
 async fn txn(cluster: &Cluster, caller: Caller, request: TxnRequest) -> Result<TxnResponse, Status> {
     let member = caller.member;
-    let operations = || request.success.iter().chain(&request.failure);
+    let operations = || flattened(&request.success).chain(flattened(&request.failure));
     let compared = request.compare.iter();
     let compared = compared.map(|compare| Needs::Read(compare.key.clone(), Vec::new()));
     let needs: Vec<_> = compared.chain(operations().filter_map(needs)).collect();
     let ranges: Vec<_> = operations().filter_map(range_of).collect();
-    if ranges.len() == request.success.len() + request.failure.len() {
+    if ranges.len() == operations().count() {
         if !ranges.iter().all(|range| range.serializable) {
             cluster.read_index(member).await?;
         }
@@ -398,7 +398,7 @@ async fn txn(cluster: &Cluster, caller: Caller, request: TxnRequest) -> Result<T
     }
     let proposed = propose(cluster, caller, &needs, |history| {
         let (succeeded, taken) = branch(history, &request, history.newest().revision);
-        let changes: Vec<_> = taken.iter().filter_map(change).collect();
+        let changes: Vec<_> = flattened(taken).filter_map(change).collect();
         Ok((succeeded, history.commit(&changes), taken.len()))
     });
     let (succeeded, revision, operations) = proposed.await?;
@@ -420,6 +420,14 @@ fn branch<'a>(history: &History, request: &'a TxnRequest, newest: i64) -> (bool,
         &request.failure
     };
     (succeeded, taken)
+}
+
+/// Operations with those of nested transactions, which compare nothing, in their place.
+fn flattened(operations: &[RequestOp]) -> impl Iterator<Item = &RequestOp> {
+    operations.iter().flat_map(|operation| match &operation.request {
+        Some(Request::RequestTxn(nested)) => &nested.success[..],
+        _ => std::slice::from_ref(operation),
+    })
 }
 
 fn range_of(operation: &RequestOp) -> Option<&RangeRequest> {
@@ -445,7 +453,7 @@ fn change(operation: &RequestOp) -> Option<Change> {
     match operation.request.as_ref()? {
         Request::RequestPut(put) => Some(Change::Put(put.key.clone(), put.value.clone(), put.lease)),
         Request::RequestDeleteRange(delete) => Some(Change::Delete(delete.key.clone())),
-        Request::RequestRange(_) => None,
+        Request::RequestRange(_) | Request::RequestTxn(_) => None,
     }
 }
 

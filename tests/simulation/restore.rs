@@ -9,8 +9,11 @@ use crate::caller::{KEYS, authenticated, connect, key};
 use crate::chance::Chance;
 use crate::cluster::{MEMBERS, State};
 use crate::members::From;
-use crate::store::Change;
+use crate::store::{Change, History};
 use crate::world::World;
+
+/// Attempts at a revision whose loss shows in the newest keys.
+const TRIES: usize = 10;
 
 /// Stops all members, puts an older state in place of theirs, and starts them again. In half of the cases rangecache
 /// sees none of them before the lost revisions were written again, in others it loses them once more.
@@ -77,25 +80,43 @@ pub async fn restore(world: &World) {
     (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
 }
 
-/// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision.
+/// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision: one that shows in the
+/// newest keys, if there is one. Of a mirror that was loaded later nothing else can be compared.
 fn repeat_lost(state: &mut State, chance: &Chance) {
     let before = &state.histories[state.histories.len() - 2];
-    let revisions = state.history().newest().revision + 1..=before.newest().revision;
-    let mut lost: Vec<_> = revisions
+    let newest = before.newest();
+    let revisions = state.history().newest().revision + 1..=newest.revision;
+    let lost: Vec<_> = revisions
         .clone()
         .map(|revision| before.changes_at(revision))
         .collect();
     // The newest event stays the same. What is below a compaction that was known before is not compared.
-    let first = usize::try_from(before.newest().compacted - revisions.start()).unwrap_or(0);
-    if first + 1 < lost.len() {
-        let other = first + chance.below(lost.len() - 1 - first);
-        lost[other] = vec![Change::Put(
-            key(chance.below(KEYS)).into(),
-            b"another".to_vec(),
-            0,
-        )];
+    let first = usize::try_from(newest.compacted - revisions.start()).unwrap_or(0);
+    let repeated = |other: Option<usize>| {
+        let mut history = state.history().truncated(state.history().len());
+        for (index, changes) in lost.iter().enumerate() {
+            if other == Some(index) {
+                let key = key(chance.below(KEYS)).into();
+                history.commit(&[Change::Put(key, b"another".to_vec(), 0)]);
+            } else {
+                history.commit(changes);
+            }
+        }
+        history
+    };
+    let shows = |history: &History| {
+        let differs = |key: String| {
+            let at = |history: &History| history.get(key.as_bytes(), newest.revision).cloned();
+            at(history) != at(before)
+        };
+        (0..KEYS).map(key).any(differs)
+    };
+    let others = first..lost.len().saturating_sub(1);
+    let mut chosen = None;
+    if !others.is_empty() {
+        let mut tried = (0..TRIES).map(|_| repeated(Some(first + chance.below(others.len()))));
+        chosen = tried.find(shows);
     }
-    for changes in lost {
-        state.history_mut().commit(&changes);
-    }
+    let history = chosen.unwrap_or_else(|| repeated(None));
+    *state.history_mut() = history;
 }

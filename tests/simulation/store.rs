@@ -7,7 +7,7 @@ use testkit::pb::{
     ASCEND, BY_CREATE, BY_KEY, BY_MOD, BY_VALUE, BY_VERSION, DESCEND, Event, KeyValue, RangeRequest,
     RangeResponse,
 };
-use testkit::watch_rules::DELETE;
+use testkit::watch_rules::{DELETE, previous};
 use tokio::time::Instant;
 
 use crate::auth::Auth;
@@ -164,12 +164,14 @@ impl History {
                 Change::Delete(key) => (key, None),
             };
             let before = self.get(key, newest.revision).cloned();
-            let kv = match (value, &before) {
-                (Some((value, lease)), before) => KeyValue {
+            // A nested transaction may have changed it before.
+            let running = self.get(key, revision).cloned();
+            let kv = match (value, &running) {
+                (Some((value, lease)), running) => KeyValue {
                     key: key.clone(),
-                    create_revision: before.as_ref().map_or(revision, |kv| kv.create_revision),
+                    create_revision: running.as_ref().map_or(revision, |kv| kv.create_revision),
                     mod_revision: revision,
-                    version: before.as_ref().map_or(1, |kv| kv.version + 1),
+                    version: running.as_ref().map_or(1, |kv| kv.version + 1),
                     value: value.clone(),
                     lease,
                 },
@@ -180,11 +182,13 @@ impl History {
                 },
                 (None, None) => continue,
             };
-            events.push(Event {
+            let mut event = Event {
                 r#type: if value.is_none() { DELETE } else { 0 },
                 kv: Some(kv.clone()),
-                prev_kv: before,
-            });
+                prev_kv: None,
+            };
+            event.prev_kv = previous(&event, before.as_ref());
+            events.push(event);
             self.keys.entry(key.clone()).or_default().push(kv);
         }
         let revision = if events.is_empty() {

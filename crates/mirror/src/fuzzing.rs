@@ -115,13 +115,10 @@ pub fn feed(data: &[u8]) {
 impl Etcd {
     fn commit(&mut self, keys: &[(u8, bool)], skipped: u8) {
         self.revision += 1 + i64::from(skipped);
-        let mut named = BTreeMap::new();
         for (key, is_put) in keys.iter().take(8) {
-            named.insert(vec![b'k', key % 16], *is_put);
-        }
-        for (key, is_put) in named {
+            let key = vec![b'k', key % 16];
             let old = self.keys.remove(&key);
-            let (r#type, kv) = if is_put {
+            let (r#type, kv) = if *is_put {
                 let mut put = KeyValue::new(key.clone(), self.revision, "v");
                 if let Some(old) = &old {
                     (put.create_revision, put.version) = (old.create_revision, old.version + 1);

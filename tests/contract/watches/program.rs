@@ -205,8 +205,25 @@ fn range(random: &mut StdRng) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// Puts and deletes of different keys in one revision.
+/// Puts and deletes of keys in one revision; in one of four, some of the keys that it puts are deleted again.
 fn transaction(random: &mut StdRng, may_be_large: bool) -> Vec<RequestOp> {
+    let mut operations = changes(random, may_be_large);
+    if random.random_ratio(3, 4) {
+        return operations;
+    }
+    for index in (0..operations.len()).rev() {
+        if let Some(Request::RequestPut(put)) = &operations[index].request
+            && random.random_bool(0.5)
+        {
+            let delete = RequestOp::delete(&put.key);
+            operations.insert(random.random_range(index + 1..=operations.len()), delete);
+        }
+    }
+    operations.into_iter().map(RequestOp::nested).collect()
+}
+
+/// Puts and deletes of different keys.
+fn changes(random: &mut StdRng, may_be_large: bool) -> Vec<RequestOp> {
     let is_large = may_be_large && random.random_ratio(1, 4);
     let count = match random.random_range(0..4) {
         _ if is_large => 3,

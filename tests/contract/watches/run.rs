@@ -160,8 +160,13 @@ impl World {
         }
     }
 
-    /// Compacts through rangecache, which so knows it at once.
+    /// Compacts through rangecache, which so knows it at once. A revision with two events of a key is passed over: a watcher from there
+    /// may get both from etcd, or the last one alone, depending on how far the compaction is.
     async fn compact(&mut self, revision: i64) {
+        let mut revisions = (self.compacted + 1..=revision).rev();
+        let Some(revision) = revisions.find(|revision| !self.truth.has_superseded(*revision)) else {
+            return;
+        };
         self.through.compact(revision).await.expect("etcd compacts");
         self.compacted = revision;
     }
@@ -207,10 +212,7 @@ impl World {
             }
             Step::Compact(percent) => {
                 self.settle(pairs).await?;
-                let revision = self.at_share(*percent);
-                if revision > self.compacted {
-                    self.compact(revision).await;
-                }
+                self.compact(self.at_share(*percent)).await;
                 Ok(())
             }
             Step::Settle => self.settle(pairs).await,

@@ -178,8 +178,9 @@ func (r *resolved) applied(op *operation, rev int64) {
 	r.linearizable = append(r.linearizable, op)
 }
 
+// byKey returns changes in the order of keys, those of one key in their own: a nested transaction makes several.
 func byKey(changes []change) []change {
 	sorted := slices.Clone(changes)
-	slices.SortFunc(sorted, func(a, b change) int { return cmp.Compare(a.Key, b.Key) })
+	slices.SortStableFunc(sorted, func(a, b change) int { return cmp.Compare(a.Key, b.Key) })
 	return sorted
 }

@@ -29,8 +29,8 @@ pub struct Change {
     pub kind: ChangeKind,
     /// The event's `kv` exactly as etcd sent it. A delete's has only the key and the revision that deleted it.
     pub entry: Entry,
-    /// The key's entry before the event, `prev_kv` of a watch that asks for it: none for a created key. Set by
-    /// [`Store::apply`](super::Store::apply).
+    /// The key's entry before the event's *revision*, `prev_kv` of a watch that asks for it: none for an event that creates
+    /// the key, also where the same revision has deleted it before. Set by [`Store::apply`](super::Store::apply).
     pub replaced: Option<Entry>,
 }
 
@@ -61,6 +61,11 @@ impl Change {
     /// Key that was put or deleted.
     pub fn key(&self) -> &[u8] {
         self.entry.key()
+    }
+
+    /// Whether the event creates its key.
+    pub(super) fn is_creation(&self) -> bool {
+        self.kind == ChangeKind::Put && self.entry.fields().create_revision == self.revision()
     }
 
     /// Makes the change in `tree`; returns the entry that it replaced or deleted.

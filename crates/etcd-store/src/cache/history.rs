@@ -6,7 +6,7 @@
 //! exist: it shares all other nodes with the current tree.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     time::Duration,
 };
 
@@ -199,6 +199,33 @@ pub struct Store {
     forgotten: i64,
 }
 
+/// An event of a key that an earlier event of the same revision has changed.
+struct Repeated {
+    index: usize,
+    /// Index of the first event of the key in this revision.
+    first: usize,
+}
+
+/// The events that are not the first of their key in their revision, in order. Nested transactions make them (etcd 16380).
+fn repeated_in_a_revision(changes: &[Change]) -> Vec<Repeated> {
+    let mut repeated = Vec::new();
+    let mut begin = 0;
+    for of_revision in changes.chunk_by(|a, b| a.revision() == b.revision()) {
+        // Most revisions have one event, and deletes of a range come in the order of keys.
+        if !of_revision.is_sorted_by(|a, b| a.key() < b.key()) {
+            let mut firsts = HashMap::new();
+            for (index, change) in (begin..).zip(of_revision) {
+                let first = *firsts.entry(change.key()).or_insert(index);
+                if first != index {
+                    repeated.push(Repeated { index, first });
+                }
+            }
+        }
+        begin += of_revision.len();
+    }
+    repeated
+}
+
 impl Store {
     /// A store that starts with the state at `revision` and has no older one.
     pub fn new(mut tree: Tree, revision: i64, limits: HistoryLimits, now: Duration) -> Store {
@@ -271,8 +298,10 @@ impl Store {
         let held_before = held_bytes(&self.tree);
         let mut bytes = 0;
         let mut unpacker = Unpacker::default();
-        for change in &mut changes {
-            change.replaced = match change.apply_to(&mut self.tree) {
+        let mut repeated = repeated_in_a_revision(&changes).into_iter().peekable();
+        for index in 0..changes.len() {
+            let change = &mut changes[index];
+            let old = match change.apply_to(&mut self.tree) {
                 // History must not keep the whole block for one of its entries.
                 Some(old) if old.has_value() => Some(old.detached()?),
                 Some(old) => change
@@ -281,7 +310,13 @@ impl Store {
                     .filter(|brought| unpacker.is_same(&old, brought)),
                 None => None,
             };
-            bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);
+            bytes += old.as_ref().map_or(0, Entry::memory_bytes);
+            let is_creation = change.is_creation();
+            changes[index].replaced = match repeated.next_if(|repeated| repeated.index == index) {
+                None => old,
+                Some(_) if is_creation => None,
+                Some(repeated) => changes[repeated.first].replaced.clone(),
+            };
         }
         bytes += held_bytes(&self.tree) - held_before;
         bytes += self.log.push(changes);

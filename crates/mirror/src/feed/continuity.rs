@@ -25,6 +25,7 @@
 //!   continues
 //! ```
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::end::FeedEnd;
@@ -99,6 +100,9 @@ impl<'a> Continuity<'a> {
 
     /// Judges the events of whole revisions, in order.
     pub(super) fn events(&mut self, changes: &[Change]) -> Judgement {
+        if !self.are_held(changes) {
+            return Judgement::Another("the mirror's last event is another one");
+        }
         // Below: a member that lags sends events from before the start (etcd 20221).
         for change in changes.iter().filter(|change| change.revision() >= self.first) {
             if change.revision() > self.anchor.revision {
@@ -113,9 +117,6 @@ impl<'a> Continuity<'a> {
                     _ => return Judgement::Another("one of the mirror's newest events is another one"),
                 }
                 continue;
-            }
-            if !self.is_held(change) {
-                return Judgement::Another("the mirror's last event is another one");
             }
             self.is_found |= Some(change.key()) == self.anchor.key.as_deref();
         }
@@ -147,13 +148,21 @@ impl<'a> Continuity<'a> {
         }
     }
 
-    /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
-    fn is_held(&self, change: &Change) -> bool {
-        match (change.kind, self.anchor.tree.get(change.key())) {
-            (ChangeKind::Put, Some(ours)) => Unpacker::default().is_same(ours, &change.entry),
+    /// Whether the mirror holds the result of those of `changes` that are of the last revision that changed anything. One
+    /// revision may hold several events of a key (nested transactions, etcd 16380): what its own revision supersedes shows
+    /// nothing.
+    fn are_held(&self, changes: &[Change]) -> bool {
+        let mut unpacker = Unpacker::default();
+        let mut is_held = |change: &Change| match (change.kind, self.anchor.tree.get(change.key())) {
+            (ChangeKind::Put, Some(ours)) => unpacker.is_same(ours, &change.entry),
             (ChangeKind::Delete, None) => true,
             _ => false,
-        }
+        };
+        let of_last = changes.iter().filter(|change| change.revision() == self.last);
+        let mut later = HashSet::new();
+        of_last
+            .rev()
+            .all(|change| !later.insert(change.key()) || is_held(change))
     }
 }
 
@@ -387,6 +396,28 @@ mod tests {
         assert_eq!(judge(&[delete("c", 10), put("b", 10, "v")]), Judgement::Open);
         assert_eq!(judge(&[delete("a", 10), put("b", 10, "v")]), ANOTHER_EVENT);
         assert_eq!(judge(&[put("b", 10, "v"), put("c", 10, "v")]), ANOTHER_EVENT);
+    }
+
+    /// A nested transaction may put, delete and put one key.
+    #[test]
+    fn event_that_its_own_revision_supersedes_shows_nothing() {
+        let anchor = anchor("b", 10);
+        let judge = |changes: &[Change]| Continuity::new(&anchor, 10).events(changes);
+        let result = put("b", 10, "v");
+        for changes in [
+            vec![put("b", 10, "w"), result.clone()],
+            vec![delete("b", 10), result.clone()],
+            vec![put("c", 10, "w"), result.clone(), delete("c", 10)],
+        ] {
+            assert_eq!(judge(&changes), Judgement::Open, "{changes:?}");
+        }
+        for changes in [
+            vec![result.clone(), put("b", 10, "w")],
+            vec![result.clone(), delete("b", 10)],
+            vec![delete("c", 10), result.clone(), put("c", 10, "w")],
+        ] {
+            assert_eq!(judge(&changes), ANOTHER_EVENT, "{changes:?}");
+        }
     }
 
     #[test]

@@ -203,8 +203,8 @@ impl Stream {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Keys put (`true`) or deleted in one revision each, applied at once; revisions to skip before.
-    Apply(Vec<(BTreeMap<usize, bool>, i64)>),
+    /// Keys put (`true`) or deleted in one revision each, some several times, applied at once; revisions to skip before.
+    Apply(Vec<(Vec<(usize, bool)>, i64)>),
     Advance(i64),
     /// Time passes, and the history is trimmed by age.
     Wait(u64),
@@ -225,7 +225,7 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     let revision = (
-        prop::collection::btree_map(0..KEYS, prop::bool::weighted(0.7), 1..4),
+        prop::collection::vec((0..KEYS, prop::bool::weighted(0.7)), 1..4),
         0..3_i64,
     );
     prop_oneof![
@@ -268,20 +268,22 @@ impl Run {
     }
 
     /// Commits a revision to the model: puts (`true`) and deletes of keys by number. Returns its events.
-    fn commit(model: &mut Model, revision: i64, keys: &BTreeMap<usize, bool>) -> Vec<Change> {
+    fn commit(model: &mut Model, revision: i64, keys: &[(usize, bool)]) -> Vec<Change> {
         let mut changes = Vec::new();
+        let before = model.keys.clone();
         for (index, is_put) in keys {
             let name = key(*index).into_bytes();
-            let replaced = model.keys.remove(&name);
+            let old = model.keys.remove(&name);
+            let mut replaced = before.get(&name).cloned();
             let change = if *is_put {
                 let mut put = KeyValue::new(name.clone(), revision, format!("value {revision}"));
-                if let Some(old) = &replaced {
-                    put.create_revision = old.create_revision;
-                    put.version = old.version + 1;
+                match old {
+                    Some(old) => (put.create_revision, put.version) = (old.create_revision, old.version + 1),
+                    None => replaced = None,
                 }
                 model.keys.insert(name, put.clone());
                 Change::put(put.entry())
-            } else if replaced.is_some() {
+            } else if old.is_some() {
                 Change::delete(KeyValue::deleted(name, revision).entry())
             } else {
                 continue;
@@ -296,7 +298,7 @@ impl Run {
         changes
     }
 
-    fn apply(&self, revisions: &[(BTreeMap<usize, bool>, i64)]) {
+    fn apply(&self, revisions: &[(Vec<(usize, bool)>, i64)]) {
         let mut model = self.model.lock();
         let mut changes = Vec::new();
         let mut revision = model.visible;
@@ -344,7 +346,7 @@ impl Run {
             _ => mirror.drop_contents(epoch, Reason::Loading, ended).unwrap(),
         }
         for revision in visible + 1..=visible + by {
-            Run::commit(&mut model, revision, &BTreeMap::from([(0, true), (5, true)]));
+            Run::commit(&mut model, revision, &[(0, true), (5, true)]);
         }
         model.visible += by;
         let (revision, keys) = (model.visible, model.keys.clone());

@@ -49,7 +49,7 @@ struct Model {
     events: Vec<Event>,
 }
 
-/// An event as a watch has to deliver it, with what the key held at the revision before.
+/// An event as a watch has to deliver it, with what the key held at the revision before: nothing if the event creates the key.
 #[derive(Clone, Debug, PartialEq)]
 struct Event {
     revision: i64,
@@ -84,7 +84,8 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Keys, each put (with the size of its value) or deleted; number of revisions to skip before and after.
+    /// Keys, each put (with the size of its value) or deleted, in this order, also the same one again; number of revisions to skip
+    /// before and after.
     Txn {
         keys: Vec<(usize, Option<usize>)>,
         before: i64,
@@ -110,8 +111,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let put = prop_oneof![3 => (0..900_usize).prop_map(Some), 1 => Just(None)];
     prop_oneof![
-        8 => (prop::collection::btree_map(0..60_usize, put, 1..12), 0..3_i64, 0..3_i64)
-            .prop_map(|(keys, before, after)| Op::Txn { keys: keys.into_iter().collect(), before, after }),
+        8 => (prop::collection::vec((prop_oneof![3 => 0..60_usize, 1 => 0..3_usize], put), 1..12), 0..3_i64, 0..3_i64)
+            .prop_map(|(keys, before, after)| Op::Txn { keys, before, after }),
         4 => prop::collection::vec(0..60_usize, 0..20).prop_map(|keys| Op::Batch { keys }),
         1 => Just(Op::Stale),
         1 => (-2..4_i64).prop_map(Op::Advance),
@@ -168,13 +169,17 @@ impl Run {
             let old = self.model.states.last().unwrap().1.get(change.key());
             change.replaced = Some(old.unwrap().entry());
         }
-        for change in &changes {
+        for (index, change) in changes.iter().enumerate() {
             let of_change = change.revision();
             let (last, mut state) = self.model.states.last().unwrap().clone();
-            let replaced = match change.kind {
+            match change.kind {
                 ChangeKind::Put => state.insert(change.key().to_vec(), KeyValue::from(&change.entry)),
                 ChangeKind::Delete => state.remove(change.key()),
             };
+            let before = self.model.at(of_change - 1).unwrap().get(change.key());
+            let is_same = |other: &Change| other.revision() == of_change && other.key() == change.key();
+            let is_first = !changes[..index].iter().any(is_same);
+            let replaced = before.filter(|_| is_first || !change.is_creation()).cloned();
             self.model.events.push(Event {
                 revision: of_change,
                 kind: change.kind,
@@ -213,9 +218,20 @@ impl Run {
             }
             Op::Txn { keys, before, after } => {
                 let revision = current + 1 + before;
+                let mut state = self.model.states.last().unwrap().1.clone();
                 let change = |(index, value): (usize, Option<usize>)| match value {
-                    Some(value_bytes) => put(index, revision, value_bytes),
-                    None => delete(index, revision),
+                    Some(value_bytes) => {
+                        let mut new = KeyValue::new(key(index), revision, vec![0; value_bytes]);
+                        if let Some(old) = state.get(&new.key) {
+                            (new.create_revision, new.version) = (old.create_revision, old.version + 1);
+                        }
+                        state.insert(new.key.clone(), new.clone());
+                        Change::put(new.entry())
+                    }
+                    None => {
+                        state.remove(&key(index)[..]);
+                        delete(index, revision)
+                    }
                 };
                 self.commit(keys.into_iter().map(change).collect(), revision + after);
             }
