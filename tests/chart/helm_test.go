@@ -279,6 +279,9 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"cahce.maxBytes=1Gi", "additional properties 'cahce' not allowed"},
 			{"cache.maxByte=1Gi", "additional properties 'maxByte' not allowed"},
 			{"cache.maxBytes=1GB", "does not match pattern"},
+			{"cache.maxBytes=1Gi,resources.limits.memory=256Mi", "resources.limits.memory is 256Mi, below cache.maxBytes (1Gi)"},
+			{"cache.maxBytes=1Gi,resources.limits.memory=1G", "resources.limits.memory is 1G, below cache.maxBytes (1Gi)"},
+			{"cache.maxBytes=1Gi,resources.limits.memory=1000000000", "below cache.maxBytes (1Gi)"},
 			{"mode=static_pod", "value must be one of 'static-pod', 'daemonset', 'deployment'"},
 			{"listener.port=0", "at '/listener/port'"},
 			{"listener.hostWhitelist={https://a}", "at '/listener/hostWhitelist/0'"},
@@ -337,6 +340,25 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", monitor+".enabled=true")...)
 			if err == nil || !strings.Contains(err.Error(), "metrics.host") {
 				t.Errorf("metrics on loopback cannot be scraped: %v", err)
+			}
+		}
+	}
+}
+
+// TestValuesOfAnOlderChartRender checks that keys which the values lack have their defaults: `helm upgrade --reuse-values`
+// renders with the values of the chart before.
+func TestValuesOfAnOlderChartRender(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "rangecache")
+	must(t, "a copy", exec.Command("cp", "-RL", chart, folder).Run())
+	must(t, "values.yaml", os.WriteFile(folder+"/values.yaml", []byte("{}\n"), 0o644))
+	for mode, values := range modes(t) {
+		for _, binary := range helms {
+			expected, err := template(binary, "--values", values)
+			must(t, mode, err)
+			got, err := helm(binary, "template", release, folder, "--namespace", namespace, "--kube-version", kubeVersion, "--values", values)
+			must(t, mode, err)
+			if got != expected {
+				t.Errorf("%s, %s: without its defaults the chart renders\n%s", binary, mode, got)
 			}
 		}
 	}

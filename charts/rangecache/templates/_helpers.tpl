@@ -66,13 +66,29 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
-{{- /* A size such as 1Gi in bytes. The schema validates its form. */ -}}
+{{- /* Gives values of an older chart (`--reuse-values`) the defaults of the keys that they lack. files/values.yaml is values.yaml. */ -}}
+{{- define "rangecache.fillValues" -}}
+{{- include "rangecache.fill" (list .Values (.Files.Get "files/values.yaml" | fromYaml)) -}}
+{{- end -}}
+
+{{- define "rangecache.fill" -}}
+{{- $values := index . 0 -}}
+{{- range $key, $default := index . 1 -}}
+{{- if not (hasKey $values $key) -}}
+{{- $_ := set $values $key $default -}}
+{{- else if and (kindIs "map" $default) (kindIs "map" (get $values $key)) -}}
+{{- include "rangecache.fill" (list (get $values $key) $default) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A size such as 1Gi in bytes; 0 if it has another form, which the schema refuses where it matters. */ -}}
 {{- define "rangecache.bytes" -}}
 {{- $text := kindIs "string" . | ternary . (. | int64 | toString) -}}
-{{- $shift := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
-{{- $unit := regexFind "[KMGT]i$" $text -}}
-{{- $number := trimSuffix $unit $text | int64 -}}
-{{- if $unit -}}{{ mul $number (get $shift $unit | int64) }}{{- else -}}{{ $number }}{{- end -}}
+{{- $unit := regexFind "[A-Za-z]+$" $text -}}
+{{- $factors := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
+  "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (trimSuffix $unit $text) (default 0 (get $factors $unit)) | int64 -}}
 {{- end -}}
 
 {{- /* Bytes as the next whole number of Mi. */ -}}
@@ -92,7 +108,13 @@ least the buffers, 256Mi for the program and watches (64Mi), and an eighth of th
 {{- $derived := dict
   "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))
   "limits" (dict "memory" (include "rangecache.mebibytes" $limit)) -}}
-{{- toYaml (mergeOverwrite $derived (deepCopy .Values.resources)) -}}
+{{- $resources := mergeOverwrite $derived (deepCopy .Values.resources) -}}
+{{- $memory := get (get $resources "limits" | default dict) "memory" -}}
+{{- $given := include "rangecache.bytes" $memory | int64 -}}
+{{- if and $given (lt $given $cache) -}}
+{{- fail (printf "resources.limits.memory is %s, below cache.maxBytes (%s): the kernel would end the pod before its mirrors reach their bound; raise the limit, or lower cache.maxBytes" (toString $memory) (toString .Values.cache.maxBytes)) -}}
+{{- end -}}
+{{- toYaml $resources -}}
 {{- end -}}
 
 {{- define "rangecache.revisionHistoryLimit" -}}
