@@ -1,13 +1,15 @@
 //! The folder of the images (`--image-dir`): its files, who may use it, and how much room it has.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use etcd_store::keyspace::scope::Scope;
 
@@ -16,6 +18,8 @@ const FREE_PERCENT: u64 = 10;
 
 /// The process that holds the lock on this file writes the images.
 const LOCK: &str = "lock";
+/// Beginning of the names of all other files.
+const IMAGE: &str = "mirror-";
 
 /// The folder of the images.
 #[derive(Debug)]
@@ -23,6 +27,8 @@ pub(super) struct Folder {
     path: PathBuf,
     /// Largest size of all files together, in bytes.
     max_bytes: u64,
+    /// Bases and logs of this process's mirrors at its start.
+    own: HashSet<PathBuf>,
     lock: Mutex<Option<File>>,
 }
 
@@ -41,6 +47,25 @@ pub(super) enum FolderError {
         /// Permissions.
         mode: u32,
     },
+    /// The folder, or a file in it, is not this user's.
+    #[error("{what} {foreign}: remove it, or name a folder of this user alone")]
+    Foreign {
+        /// `it`, or the file.
+        what: String,
+        /// Why.
+        foreign: Foreign,
+    },
+}
+
+/// Reason why a file or folder is not taken for one of this user.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Foreign {
+    /// Of another user, who may change it.
+    #[error("is of user {0}, and rangecache runs as user {1}")]
+    Owner(u32, u32),
+    /// A link, which may lead anywhere, or a device.
+    #[error("is not a regular file")]
+    Special,
 }
 
 /// Files of one image.
@@ -53,18 +78,24 @@ pub(super) struct ImageFiles {
 }
 
 impl Folder {
-    /// The folder at `path`, which is made if it does not exist.
+    /// The folder at `path` with the images of `scopes`, which is made if it does not exist.
     ///
     /// # Errors
     /// [`FolderError`]
-    pub(super) fn open(path: &Path, max_bytes: u64) -> Result<Folder, FolderError> {
+    pub(super) fn open(path: &Path, max_bytes: u64, scopes: &[Scope]) -> Result<Folder, FolderError> {
         Folder::check(path)?;
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        Ok(Folder {
+        let mut folder = Folder {
             path: path.to_path_buf(),
             max_bytes,
+            own: HashSet::new(),
             lock: Mutex::default(),
-        })
+        };
+        for scope in scopes {
+            let files = folder.files(scope);
+            folder.own.extend([files.base, files.log]);
+        }
+        Ok(folder)
     }
 
     /// Refuses a path that is there and cannot be a folder of images.
@@ -79,10 +110,26 @@ impl Folder {
         if !metadata.is_dir() {
             return Err(FolderError::NoFolder);
         }
-        match metadata.mode() & 0o777 {
-            mode if mode & 0o077 == 0 => Ok(()),
-            mode => Err(FolderError::Open { mode }),
+        let foreign = |what: &str, foreign| FolderError::Foreign {
+            what: what.to_owned(),
+            foreign,
+        };
+        check_owner(&metadata).map_err(|why| foreign("it", why))?;
+        let mode = metadata.mode() & 0o777;
+        if mode & 0o077 != 0 {
+            return Err(FolderError::Open { mode });
         }
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // The process that has the lock may have replaced it meanwhile.
+            if let Ok(metadata) = entry.metadata()
+                && (name == LOCK || name.starts_with(IMAGE))
+            {
+                check_file(&metadata).map_err(|why| foreign(&name, why))?;
+            }
+        }
+        Ok(())
     }
 
     /// Files of the image of `scope`.
@@ -94,7 +141,7 @@ impl Folder {
         name.update(&end);
         let path = |suffix: &str| {
             self.path
-                .join(format!("mirror-{:08x}.{suffix}", name.clone().finalize()))
+                .join(format!("{IMAGE}{:08x}.{suffix}", name.clone().finalize()))
         };
         ImageFiles {
             base: path("base"),
@@ -103,24 +150,37 @@ impl Folder {
         }
     }
 
-    /// Whether this process may write: it does if no other one has the lock.
+    /// Whether this process may write: it does if no other one has the lock. With the lock, what earlier processes left behind is
+    /// removed: bases that were not finished, and images that no mirror reads.
     ///
     /// # Errors
-    /// The lock cannot be made.
+    /// The lock cannot be made, or a file cannot be removed.
     pub(super) fn lock(&self) -> io::Result<bool> {
         let mut lock = self.lock.lock();
         if lock.is_some() {
             return Ok(true);
         }
-        let file = open(&self.path.join(LOCK))?;
+        let file = open_to_write(&self.path.join(LOCK))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
+                self.remove_leftovers()?;
                 *lock = Some(file);
                 Ok(true)
             }
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn remove_leftovers(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            if name.is_some_and(|name| name.starts_with(IMAGE)) && !self.own.contains(&path) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
     }
 
     /// Fails unless there is room for `bytes` more.
@@ -160,7 +220,7 @@ fn has_room(bytes: u64, free: u64, all: u64) -> bool {
 impl ImageFiles {
     /// An empty file for a base.
     pub(super) fn create_base(&self) -> io::Result<File> {
-        let file = open(&self.new_base)?;
+        let file = open_to_write(&self.new_base)?;
         file.set_len(0)?;
         Ok(file)
     }
@@ -173,7 +233,7 @@ impl ImageFiles {
 
     /// The log, to be written.
     pub(super) fn open_log(&self) -> io::Result<File> {
-        open(&self.log)
+        open_to_write(&self.log)
     }
 
     /// Removes the image.
@@ -188,11 +248,39 @@ impl ImageFiles {
     }
 }
 
+/// Opens a file of this user to be read.
+pub(super) fn open_to_read(path: &Path) -> io::Result<File> {
+    open(path, OpenOptions::new().read(true))
+}
+
 /// Opens a file that only this user may read, to be written; it is made if it does not exist.
-fn open(path: &Path) -> io::Result<File> {
+fn open_to_write(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
-    options.open(path)
+    open(path, &mut options)
+}
+
+/// Opens a regular file of this user, and follows no link.
+fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let file = options
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)?;
+    check_file(&file.metadata()?).map_err(io::Error::other)?;
+    Ok(file)
+}
+
+fn check_file(metadata: &Metadata) -> Result<(), Foreign> {
+    if !metadata.is_file() {
+        return Err(Foreign::Special);
+    }
+    check_owner(metadata)
+}
+
+fn check_owner(metadata: &Metadata) -> Result<(), Foreign> {
+    match (metadata.uid(), geteuid().as_raw()) {
+        (owner, own) if owner == own => Ok(()),
+        (owner, own) => Err(Foreign::Owner(owner, own)),
+    }
 }
 
 #[cfg(test)]
@@ -205,25 +293,61 @@ mod tests {
     fn folder_that_others_may_read_is_refused() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("new/images");
-        let folder = Folder::open(&path, 1 << 20).unwrap();
+        let folder = Folder::open(&path, 1 << 20, &[]).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
         assert!(folder.lock().unwrap() && folder.lock().unwrap());
         let file = fs::metadata(path.join(LOCK)).unwrap();
         assert_eq!(file.mode() & 0o777, 0o600);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o750)).unwrap();
         assert!(matches!(
-            Folder::open(&path, 0),
+            Folder::open(&path, 0, &[]),
             Err(FolderError::Open { mode: 0o750 })
         ));
         let file = parent.path().join("file");
         File::create(&file).unwrap();
-        assert!(matches!(Folder::open(&file, 0), Err(FolderError::NoFolder)));
+        assert!(matches!(Folder::open(&file, 0, &[]), Err(FolderError::NoFolder)));
+    }
+
+    #[test]
+    fn links_and_files_of_other_users_are_refused_and_stay_as_they_are() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("images");
+        let folder = Folder::open(&path, 1 << 20, &[]).unwrap();
+        let files = folder.files(&Scope::prefix(b""));
+        let target = parent.path().join("target");
+        fs::write(&target, "of another program").unwrap();
+        for file in [&files.base, &files.new_base, &files.log, &path.join(LOCK)] {
+            std::os::unix::fs::symlink(&target, file).unwrap();
+            let error = Folder::open(&path, 0, &[]).unwrap_err().to_string();
+            let name = file.file_name().unwrap().to_str().unwrap();
+            assert!(
+                error.starts_with(&format!("{name} is not a regular file: ")),
+                "{error}"
+            );
+            // Placed there after the start.
+            assert!(open_to_read(file).is_err() && open_to_write(file).is_err());
+            fs::remove_file(file).unwrap();
+        }
+        assert_eq!(fs::read(&target).unwrap(), b"of another program");
+        // Root alone can give files away.
+        if geteuid().is_root() {
+            fs::write(&files.log, "").unwrap();
+            for given in [&files.log, &path] {
+                std::os::unix::fs::chown(given, Some(65534), None).unwrap();
+                let error = Folder::open(&path, 0, &[]).unwrap_err().to_string();
+                assert!(
+                    error.contains("is of user 65534, and rangecache runs as user 0"),
+                    "{error}"
+                );
+            }
+            assert!(open_to_write(&files.log).is_err());
+        }
     }
 
     #[test]
     fn second_process_does_not_write() {
         let path = testkit::disk::folder_with_room();
-        let [first, second] = [0, 1].map(|_| Folder::open(path.path(), 1 << 20).unwrap());
+        let [first, second] = [0, 1].map(|_| Folder::open(path.path(), 1 << 20, &[]).unwrap());
         assert!(first.lock().unwrap());
         assert!(!second.lock().unwrap());
         drop(first);
@@ -233,7 +357,7 @@ mod tests {
     #[test]
     fn images_leave_room() {
         let path = testkit::disk::folder_with_room();
-        let folder = Folder::open(path.path(), 1000).unwrap();
+        let folder = Folder::open(path.path(), 1000, &[]).unwrap();
         folder.check_room(1000).unwrap();
         fs::write(folder.files(&Scope::prefix(b"/a/")).base, [0; 600]).unwrap();
         folder.check_room(400).unwrap();
@@ -245,11 +369,8 @@ mod tests {
     #[test]
     fn each_scope_has_files_of_its_own() {
         let path = tempfile::tempdir().unwrap();
-        let folder = Folder {
-            path: path.path().into(),
-            max_bytes: 0,
-            lock: Mutex::default(),
-        };
+        fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let folder = Folder::open(path.path(), 0, &[]).unwrap();
         let scopes = [&b"/a/"[..], b"/b/", b"/a", b""].map(Scope::prefix);
         let mut bases: Vec<_> = scopes.iter().map(|scope| folder.files(scope).base).collect();
         bases.dedup();

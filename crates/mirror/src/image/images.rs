@@ -9,7 +9,7 @@ use super::folder::{Folder, FolderError, ImageFiles};
 use super::header::Header;
 use super::key::ImageKey;
 use crate::flags::MirrorConfig;
-use etcd_store::keyspace::scope::Scope;
+use etcd_store::keyspace::scope::{Scope, scopes};
 
 /// Place of images, and the way in which they are written.
 #[derive(Debug)]
@@ -102,7 +102,8 @@ impl Images {
         let Some(path) = &flags.image_dir else {
             return Ok(None);
         };
-        let folder = Folder::open(path, flags.image_max_bytes);
+        let scopes = scopes(&flags.cache_prefix, &flags.no_cache_prefix);
+        let folder = Folder::open(path, flags.image_max_bytes, &scopes);
         Ok(Some(Images {
             key: read_key(flags)?,
             folder: folder.map_err(|error| ImageError::folder(path, &error))?,

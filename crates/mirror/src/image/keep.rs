@@ -275,8 +275,10 @@ impl Keeper<'_> {
         let begin = {
             let (images, files, header) = (Arc::clone(&images), files.clone(), header.clone());
             move || {
+                // First: a base that could not be finished takes no room any more.
+                let file = files.create_base()?;
                 images.folder.check_room(summary.encoded_bytes)?;
-                BaseWriter::begin(files.create_base()?, &header, images.key.as_ref())
+                BaseWriter::begin(file, &header, images.key.as_ref())
             }
         };
         let mut writer = self.on_disk(begin).await?;

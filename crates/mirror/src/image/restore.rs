@@ -1,6 +1,5 @@
 //! A start from an image: what it has, and whether that is of etcd's present history.
 
-use std::fs::File;
 use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +9,7 @@ use tokio::time::Instant;
 
 use super::base::read_base;
 use super::error::Useless;
+use super::folder::open_to_read;
 use super::header::Header;
 use super::images::{Continuation, Images};
 use super::log::read_log;
@@ -107,13 +107,13 @@ pub(super) fn read_files(
     record: impl Fn(u64),
 ) -> Result<Restored, Useless> {
     let (files, key) = (images.files(scope), images.key.as_ref());
-    let base = File::open(&files.base)?;
+    let base = open_to_read(&files.base)?;
     let base_bytes = base.metadata()?.len();
     let from = BufReader::with_capacity(BUFFER_BYTES, base);
     let (header, tree) = read_base(from, base_bytes, key, scope, (packing, max_bytes), record)?;
     let mut reached = header.fingerprint();
     let mut loaded = LoadedStore::new(Store::new(tree, reached.revision, limits, now));
-    let log_bytes = match File::open(&files.log) {
+    let log_bytes = match open_to_read(&files.log) {
         Ok(log) => {
             let length = log.metadata()?.len();
             let from = BufReader::with_capacity(BUFFER_BYTES, log);

@@ -348,8 +348,16 @@ struct Process {
 
 impl Process {
     fn start(bench: &Bench, dir: &Dir) -> Process {
+        Process::start_with(bench, dir, &[])
+    }
+
+    fn start_with(bench: &Bench, dir: &Dir, more: &[&str]) -> Process {
         let flags = dir.flags(None);
-        let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+        let flags: Vec<_> = flags
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
         let mirrors = bench.mirrors(&flags);
         start(&mirrors, 0);
         Process { mirrors }
@@ -557,10 +565,13 @@ async fn image_of_a_mirror_that_was_removed_is_removed() {
 #[tokio::test]
 async fn image_that_cannot_be_written_stops_nothing_and_is_written_later() {
     let (dir, bench) = (Dir::new(), Bench::new().await);
-    let process = Process::start(&bench, &dir);
+    // Room for the image, not for a base that was not finished.
+    let process = Process::start_with(&bench, &dir, &["--image-max-bytes=100KiB"]);
     process.image_reaches(&dir, 4).await;
     let away = dir.0.path().join("away");
+    let files = dir.images(None).files(&Scope::prefix(b""));
     fs::rename(dir.path(), &away).unwrap();
+    fs::write(away.join(files.new_base.file_name().unwrap()), [0; 200 << 10]).unwrap();
     for value in ["one", "another"] {
         let revision = bench.etcd.lock().put("d", value).revision();
         process.reaches(revision).await;
@@ -575,29 +586,51 @@ async fn image_that_cannot_be_written_stops_nothing_and_is_written_later() {
         .await;
 }
 
+/// A process that was killed leaves a base that it had not finished; one with other prefixes leaves images that no mirror reads.
+#[tokio::test]
+async fn leftovers_of_other_processes_take_no_room() {
+    let (dir, bench) = (Dir::new(), Bench::new().await);
+    let images = dir.images(None);
+    let (own, other) = (
+        images.files(&Scope::prefix(b"")),
+        images.files(&Scope::prefix(b"/other/")),
+    );
+    let leftovers = [own.new_base, other.new_base, other.base, other.log];
+    for file in &leftovers {
+        fs::write(file, [0; 40 << 10]).unwrap();
+    }
+    let foreign = dir.path().join("notes.log");
+    fs::write(&foreign, "of the operator").unwrap();
+    let process = Process::start_with(&bench, &dir, &["--image-max-bytes=50KiB"]);
+    process.image_reaches(&dir, 4).await;
+    assert!(leftovers.iter().all(|file| !file.exists()));
+    assert!(foreign.exists());
+}
+
 /// A disk that does not respond, like a FIFO without a reader.
 #[tokio::test]
 async fn disk_that_does_not_respond_is_reported_and_stops_nothing() {
     let (dir, bench) = (Dir::new(), Bench::new().await);
-    let new_base = dir.images(None).files(&Scope::prefix(b"")).new_base;
+    let log = dir.images(None).files(&Scope::prefix(b"")).log;
     let make = || {
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mknodat(rustix::fs::CWD, &new_base, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &log, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     };
-    make();
     // Opened without waiting for a writer, which no longer waits then.
     let responds = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
-        rustix::fs::open(&new_base, flags, rustix::fs::Mode::empty()).unwrap()
+        rustix::fs::open(&log, flags, rustix::fs::Mode::empty()).unwrap()
     };
     let process = Process::start(&bench, &dir);
+    // Before its first step.
+    make();
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 1)
         .await;
     let revision = bench.etcd.lock().put("d", "event").revision();
     process.reaches(revision).await;
     let reader = responds();
-    fs::remove_file(&new_base).unwrap();
+    fs::remove_file(&log).unwrap();
     process.image_reaches(&dir, revision).await;
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 0)
@@ -607,8 +640,9 @@ async fn disk_that_does_not_respond_is_reported_and_stops_nothing() {
 
     // It is not waited for at the end.
     fs::remove_file(dir.images(None).files(&Scope::prefix(b"")).base).unwrap();
-    make();
+    fs::remove_file(&log).unwrap();
     let process = Process::start(&bench, &dir);
+    make();
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 1)
         .await;
