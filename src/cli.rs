@@ -14,7 +14,7 @@ use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches a
 use clap_complete::{Generator as _, Shell};
 
 use crate::config::{
-    Config, FlagsFile, Setting, check_names, effective, settings, summary, with_environment,
+    Config, FlagsFile, FlagsFileError, Setting, check_names, effective, settings, summary, with_environment,
 };
 use crate::diff::DiffConfig;
 use crate::doctor::DoctorConfig;
@@ -99,7 +99,10 @@ fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap
         return Ok((matches, BTreeSet::new()));
     };
     let refused = |error| command().error(ErrorKind::ValueValidation, error);
-    let file = FlagsFile::read(path).map_err(|error| refused(error.to_string()))?;
+    let file = FlagsFile::read(path).map_err(|error| match error {
+        FlagsFileError::Unreadable { .. } => command().error(ErrorKind::Io, error),
+        error => refused(error.to_string()),
+    })?;
     let (more, names) = file.missing_in(given);
     let matches = command()
         .try_get_matches_from(args.into_iter().chain(more))
@@ -143,8 +146,12 @@ impl Task {
             let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
             check_names(variables).map_err(|error| command().error(ErrorKind::UnknownArgument, error))?;
         }
-        if let Some(Err(error)) = task.flags_to_check().map(Config::validate) {
-            return Err(command().error(ErrorKind::ValueValidation, error));
+        if let Some(config) = task.flags_to_check() {
+            let refused = |error| command().error(ErrorKind::ValueValidation, error);
+            config.validate().map_err(refused)?;
+            config
+                .check_files()
+                .map_err(|error| command().error(ErrorKind::Io, error))?;
         }
         Ok(task)
     }
@@ -201,18 +208,20 @@ impl Task {
     }
 }
 
-/// Prints the error in the arguments, or the help that they request.
+/// Prints the error in the arguments or in a file that they name, or the help that they request.
 #[must_use]
 pub fn explain(error: &clap::Error) -> ExitCode {
     // If even this cannot be printed, there is no other place to report it.
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        // A file may be another one at the next start: systemd and others try again.
+        ErrorKind::Io => ExitCode::FAILURE,
         _ => ExitCode::from(MISUSE),
     }
 }
 
-/// Prints what is wrong with the flags, the environment or a file that they name.
+/// Prints what is wrong with the flags or the environment.
 #[must_use]
 pub fn misuse(error: impl Display) -> ExitCode {
     explain(&command().error(ErrorKind::ValueValidation, error))

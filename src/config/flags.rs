@@ -102,6 +102,9 @@ pub enum ConfigError {
         "--no-cache-prefix {0:?} lies outside of every --cache-prefix, so that it has no effect: correct it, or remove it"
     )]
     UselessExclusion(String),
+    /// A key of images, and no images.
+    #[error("--image-key-file has no effect without --image-dir: add --image-dir, or remove it")]
+    KeyWithoutImages,
     /// No memory for mirrors.
     #[error("--cache-max-bytes 0 leaves no memory for any key: write for example 1GiB, or leave it out")]
     NoMemory,
@@ -125,9 +128,6 @@ pub enum ConfigError {
     /// See [`AccountError`].
     #[error(transparent)]
     Account(#[from] AccountError),
-    /// See [`ImageError`].
-    #[error(transparent)]
-    Image(#[from] ImageError),
     /// See [`CallerIsError`].
     #[error(transparent)]
     CallerIs(#[from] CallerIsError),
@@ -140,6 +140,17 @@ pub enum ConfigError {
     /// See [`TlsFlagError`].
     #[error(transparent)]
     Tls(#[from] TlsFlagError),
+}
+
+/// A file that a flag names and that cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum FileFlagError {
+    /// See [`AccountError`].
+    #[error(transparent)]
+    Account(#[from] AccountError),
+    /// See [`ImageError`].
+    #[error(transparent)]
+    Image(#[from] ImageError),
 }
 
 impl Config {
@@ -157,7 +168,16 @@ impl Config {
         self.tls.tls_max_handshakes.map_or(half, |max| max as usize)
     }
 
-    /// Checks what the parser of a single flag cannot.
+    /// Checks the file of `--password-file` and the images, which nothing but `rangecache serve` opens itself.
+    ///
+    /// # Errors
+    /// The file that cannot be used, with its flag.
+    pub fn check_files(&self) -> Result<(), FileFlagError> {
+        self.etcd.account()?;
+        Ok(check_images(&self.mirror)?)
+    }
+
+    /// Checks what the parser of a single flag cannot, without a look at the files that flags name.
     ///
     /// # Errors
     /// The first contradiction.
@@ -193,8 +213,14 @@ impl Config {
         if mirror.cache_max_bytes == Some(0) {
             return Err(ConfigError::NoMemory);
         }
-        check_images(mirror)?;
-        self.etcd.account()?;
+        if mirror.image_key_file.is_some() && mirror.image_dir.is_none() {
+            return Err(ConfigError::KeyWithoutImages);
+        }
+        match self.etcd.account() {
+            // Not a fault of the flags.
+            Ok(_) | Err(AccountError::Unusable(..)) => {}
+            Err(error) => return Err(error.into()),
+        }
         let endpoints = self.etcd.all_endpoints();
         for (index, url) in endpoints.iter().enumerate() {
             if endpoints[..index].contains(url) {
@@ -280,14 +306,26 @@ mod tests {
             (vec!["--user", "mirror"], "has no password"),
             (vec!["--user", ":x"], "neither of them empty"),
             (vec!["--password", "x"], "add --user"),
-            (
-                vec!["--user", "mirror", "--password-file", "/does/not/exist"],
-                "--password-file /does",
-            ),
+            (vec!["--image-key-file", "key"], "add --image-dir"),
             (vec!["--log-level", "rangecache=loud"], "error, warn, info"),
             (vec!["--log-level", "loud"], "error, warn, info"),
         ] {
             let error = parse(&flags).validate().unwrap_err().to_string();
+            assert!(error.contains(says), "{flags:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_are_no_part_of_the_flags() {
+        let folder = ["--image-dir", "/dev/null"];
+        let password = ["--user", "mirror", "--password-file", "/does/not/exist"];
+        for (flags, says) in [
+            (&folder[..], "--image-dir /dev/null"),
+            (&password, "--password-file /does"),
+        ] {
+            let config = parse(flags);
+            assert_eq!(config.validate(), Ok(()));
+            let error = config.check_files().unwrap_err().to_string();
             assert!(error.contains(says), "{flags:?}: {error}");
         }
     }

@@ -29,7 +29,7 @@ pub use environment::{
     FlagOrigin, Setting, UnknownVariable, check_names, effective, given, settings, with_environment,
 };
 pub use file::FileConfig;
-pub use flags::{Config, ConfigError};
+pub use flags::{Config, ConfigError, FileFlagError};
 pub use flags_file::{FlagsFile, FlagsFileError, summary};
 pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use process::ProcessConfig;

@@ -29,6 +29,7 @@ impl ProcessFiles {
     /// # Errors
     /// A file that cannot be used, with its flag.
     pub fn open(config: &Config) -> anyhow::Result<ProcessFiles> {
+        config.check_files()?;
         let metrics = Arc::new(Metrics::new());
         let (exporter, tracer) = open_exporter(&metrics).unzip();
         let (access_log_writer, access_log) = open_access_log(&config.access_log, &metrics)?.unzip();

@@ -77,7 +77,10 @@ pub fn run(serving: Serving) -> ExitCode {
     }
     let files = match ProcessFiles::open(&config) {
         Ok(files) => files,
-        Err(error) => return cli::misuse(error),
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "stopping");
+            return ExitCode::FAILURE;
+        }
     };
     let ended = runtime.block_on(serve(&config, settings, files, signals, log_level));
     // A write of the access log may hang: whatever reads standard output may have stopped.

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::pin::pin;
 use std::process::Output;
 
@@ -105,6 +107,46 @@ async fn config_prints_effective_settings_with_secrets_masked() {
     assert!(!text.contains("hidden"), "{text}");
     let output = run(&["config", "--cache-prefix", ""], &[]).await;
     assert_eq!(output.status.code(), Some(64), "{output:?}");
+}
+
+/// A supervisor that gives up after misuse (64) starts the process again: the file may be late.
+#[tokio::test]
+async fn files_that_cannot_be_used_exit_1_with_a_remedy() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let open = folder.path().join("open");
+    std::fs::create_dir(&open).expect("a folder");
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let images = ["--image-dir", open.to_str().expect("text")];
+    let password = ["--user", "mirror", "--password-file", "/does/not/exist"];
+    for (flags, says) in [
+        (&images[..], &["--image-dir", "chmod 700"][..]),
+        (&password, &["--password-file /does/not/exist"]),
+        (
+            &["--flags-file", "/does/not/exist"],
+            &["--flags-file /does/not/exist"],
+        ),
+    ] {
+        for command in [&["serve"][..], &["doctor"]] {
+            let output = run(&[command, flags].concat(), &[]).await;
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{flags:?}: {message}");
+            for part in says {
+                assert!(
+                    message.contains(part),
+                    "{flags:?}: {part} is missing in {message}"
+                );
+            }
+        }
+    }
+    let unit =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/rangecache.service"))
+            .expect("a unit");
+    let (unit, service) = unit.split_once("[Service]").expect("two sections");
+    assert!(
+        unit.contains("\nStartLimitIntervalSec=0\n"),
+        "it gives up: {unit}"
+    );
+    assert!(service.contains("\nRestartPreventExitStatus=64\n"), "{service}");
 }
 
 #[tokio::test]

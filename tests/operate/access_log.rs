@@ -372,7 +372,7 @@ fn access_log_that_cannot_be_opened_is_refused_at_the_start() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(64), "{text}");
+    assert_eq!(output.status.code(), Some(1), "{text}");
     for part in [
         "--access-log /no/such/directory/access.log",
         "No such file or directory",

@@ -452,7 +452,7 @@ fn certificate_without_a_name_is_refused_before_a_port_is_bound() {
         .args(["--trusted-ca-file", text(&ca.cert())])
         .output()
         .unwrap();
-    assert_eq!(output.status.code(), Some(64));
+    assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("no common name"), "{error}");
 }

@@ -222,19 +222,13 @@ impl Account {
     /// # Errors
     /// If the file cannot be read, or is empty.
     pub fn read_password(file: &Path) -> Result<Secret, AccountError> {
-        let password = read_password(file)?;
-        if password.expose().is_empty() {
-            return Err(AccountError::Empty);
+        let refused = |why: String| AccountError::Unusable(file.display().to_string(), why);
+        let text = std::fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+        match text.lines().next() {
+            None | Some("") => Err(refused("its first line, the password, is empty".to_owned())),
+            Some(password) => Ok(Secret(password.to_owned())),
         }
-        Ok(password)
     }
-}
-
-/// The first line of a file.
-fn read_password(path: &Path) -> Result<Secret, AccountError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| AccountError::Unreadable(path.display().to_string(), error.to_string()))?;
-    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
 }
 
 /// Flags that do not give a user and a password, with what to write instead.
@@ -249,9 +243,9 @@ pub enum AccountError {
     /// An empty user or password.
     #[error("--user needs a name and a password, neither of them empty")]
     Empty,
-    /// The file of `--password-file` cannot be read.
+    /// The file of `--password-file` cannot be read, or has no password.
     #[error("--password-file {0}: {1}")]
-    Unreadable(String, String),
+    Unusable(String, String),
 }
 
 impl EtcdConfig {
@@ -311,7 +305,11 @@ impl EtcdConfig {
             }
             return Ok(None);
         };
-        let file = self.password_file.as_deref().map(read_password).transpose()?;
+        let file = self
+            .password_file
+            .as_deref()
+            .map(Account::read_password)
+            .transpose()?;
         // As in etcdctl: where the password is given separately, a colon belongs to the name.
         let (name, password) = match (self.password.clone().or(file), user.expose().split_once(':')) {
             (Some(password), _) => (user.expose(), password),
@@ -375,12 +373,11 @@ mod tests {
         std::fs::write(&path, "secret\nnot the password\n").unwrap();
         let first = name_and_password(&flags);
         std::fs::write(&path, "\n").unwrap();
-        let (empty, empty_again) = (account(&flags), Account::read_password(&path));
+        let empty = account(&flags);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(first, ("root".to_owned(), "secret".to_owned()));
-        assert_eq!(empty, Err(AccountError::Empty));
-        assert_eq!(empty_again, Err(AccountError::Empty));
-        assert!(matches!(account(&flags), Err(AccountError::Unreadable(..))));
+        assert!(matches!(empty, Err(AccountError::Unusable(..))));
+        assert!(matches!(account(&flags), Err(AccountError::Unusable(..))));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) struct Continuation {
     pub(super) generation: u64,
 }
 
-/// Flags of images that cannot be used.
+/// Files of images that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ImageError {
     /// The folder cannot be used.
@@ -54,21 +54,15 @@ pub enum ImageError {
         /// Why.
         error: String,
     },
-    /// A flag is without effect.
-    #[error("{0} has no effect without --image-dir: add --image-dir, or remove it")]
-    WithoutFolder(&'static str),
 }
 
-/// Refuses flags of images that cannot be used.
+/// Refuses a folder of images, and a key, that cannot be used.
 ///
 /// # Errors
 /// [`ImageError`]
 pub fn check_images(flags: &MirrorConfig) -> Result<(), ImageError> {
     let Some(path) = &flags.image_dir else {
-        return match flags.image_key_file {
-            Some(_) => Err(ImageError::WithoutFolder("--image-key-file")),
-            None => Ok(()),
-        };
+        return Ok(());
     };
     read_key(flags)?;
     Folder::check(path).map_err(|error| ImageError::folder(path, &error))
