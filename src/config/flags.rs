@@ -128,6 +128,16 @@ pub enum ConfigError {
     /// See [`AccountError`].
     #[error(transparent)]
     Account(#[from] AccountError),
+    /// A token that would be sent in plain text.
+    #[error(
+        "--{flag} {url} would get the token of --user in plain text, which other endpoints get by TLS: write https:// there"
+    )]
+    PlaintextToken {
+        /// The flag.
+        flag: &'static str,
+        /// The URL.
+        url: Url,
+    },
     /// See [`CallerIsError`].
     #[error(transparent)]
     CallerIs(#[from] CallerIsError),
@@ -231,6 +241,19 @@ impl Config {
                 return Err(ConfigError::Loop(url.clone()));
             }
         }
+        // As for members that advertise URLs without TLS.
+        if self.etcd.user.is_some() && endpoints.iter().any(|url| url.tls) {
+            for (flag, urls) in [
+                ("endpoints", &self.etcd.endpoints),
+                ("fallback-endpoints", &self.etcd.fallback_endpoints),
+                ("warm-from", &mirror.warm_from),
+            ] {
+                if let Some(url) = urls.iter().find(|url| url.is_plaintext_beyond_loopback()) {
+                    let url = url.clone();
+                    return Err(ConfigError::PlaintextToken { flag, url });
+                }
+            }
+        }
         for (flag, value, example) in [
             ("freshness-timeout", mirror.freshness_timeout, "3s"),
             ("connect-timeout", self.etcd.connect_timeout, "5s"),
@@ -312,6 +335,36 @@ mod tests {
         ] {
             let error = parse(&flags).validate().unwrap_err().to_string();
             assert!(error.contains(says), "{flags:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn token_is_not_sent_in_plain_text_beside_tls() {
+        let validated = |flags: &str| {
+            let flags: Vec<_> = flags.split_whitespace().collect();
+            parse(&flags).validate().map_err(|error| error.to_string())
+        };
+        let user = "--user mirror:secret --endpoints https://etcd:1";
+        for (flag, url) in [
+            ("warm-from", "http://10.0.0.2:23790"),
+            ("warm-from", "https://a:1,http://b:1"),
+            ("fallback-endpoints", "http://etcd-2:1"),
+        ] {
+            let error = validated(&format!("{user} --{flag} {url}")).unwrap_err();
+            assert!(error.contains(&format!("--{flag} http://")), "{error}");
+            // Without a token, and where nothing has TLS.
+            assert_eq!(
+                validated(&format!("--endpoints https://etcd:1 --{flag} {url}")),
+                Ok(())
+            );
+        }
+        let error = validated("--user mirror:secret --endpoints https://etcd:1,http://etcd-2:1").unwrap_err();
+        assert!(error.contains("--endpoints http://etcd-2:1"), "{error}");
+        for allowed in [
+            "--user a:b --endpoints http://etcd:1 --warm-from http://b:1",
+            "--user a:b --endpoints https://etcd:1 --warm-from https://b:1,http://127.0.0.1:2,http://localhost:3,unix:///s",
+        ] {
+            assert_eq!(validated(allowed), Ok(()), "{allowed}");
         }
     }
 

@@ -209,6 +209,18 @@ impl Url {
         if self.tls { "https" } else { "http" }
     }
 
+    /// Whether what is sent to this address leaves the machine without TLS. Host names count as other machines, since their
+    /// addresses may change; localhost does not.
+    #[must_use]
+    pub fn is_plaintext_beyond_loopback(&self) -> bool {
+        match &self.address {
+            Address::Tcp { host, .. } if !self.tls => {
+                host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            }
+            _ => false,
+        }
+    }
+
     /// Name that must be in the server's certificate: the host, or the file name of a unix socket, as in etcd's client.
     /// `None` if it cannot be in a certificate.
     #[must_use]

@@ -1,6 +1,5 @@
 //! Flags of TLS on both sides, under etcd's names where etcd has them.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use rustls::crypto::aws_lc_rs::ALL_CIPHER_SUITES;
 use rustls::{CipherSuite, SupportedCipherSuite};
 
 use rangecache_base::flags::{Switch as _, parse_duration};
-use rangecache_base::net::{Address, Url};
+use rangecache_base::net::Url;
 
 /// TLS on both sides: towards etcd and towards clients.
 #[derive(Args, Debug, Clone)]
@@ -233,7 +232,7 @@ impl TlsConfig {
             }
         }
         self.validate_urls(endpoints, clients, operators)?;
-        if let Some(url) = clients.iter().find(|url| is_plaintext_beyond_loopback(url))
+        if let Some(url) = clients.iter().find(|url| url.is_plaintext_beyond_loopback())
             && !allows_plaintext
         {
             return Err(TlsFlagError::PlaintextListener((*url).clone()));
@@ -336,16 +335,6 @@ impl TlsConfig {
             })
             .copied()
             .collect()
-    }
-}
-
-/// Host names count as other machines, since their addresses may change; localhost does not.
-fn is_plaintext_beyond_loopback(url: &Url) -> bool {
-    match &url.address {
-        Address::Tcp { host, .. } if !url.tls => {
-            host != "localhost" && !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        _ => false,
     }
 }
 
