@@ -85,7 +85,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
     if facts.failed > 0 {
         let title = format!("{} failed in the last 15 minutes", counted(facts.failed, "read"));
         findings.push(Finding::new(FindingId::ReadsFailed, title).with_meaning(
-            "Memory could not answer, and etcd could not be reached or did not complete its response. Clients may retry.",
+            "Memory could not answer, and etcd could not be reached or did not complete its response in time. Clients may retry.",
         ));
     }
     if facts.shed > 0 {

@@ -249,7 +249,7 @@ finding_ids! {
     /// Calls or tasks have panicked since the start, which are bugs.
     Panics = "panics" in [Status]: [Bad],
         "Please report it with the source location in the log.";
-    /// Reads failed in the last 15 minutes, because etcd could not be reached or did not complete its response.
+    /// Reads failed in the last 15 minutes, because etcd could not be reached or did not complete its response in time.
     ReadsFailed = "reads-failed" in [Status]: [Bad],
         "Check etcd's members and the network; the reasons below name the causes.";
     /// Reads were refused in the last 15 minutes, because memory could not answer and a bound was reached.

@@ -127,6 +127,11 @@ fn explain_failure(failure: Failure) -> Explanation {
             "The call that several reads share ended without a result.",
             "Nothing if rangecache was stopping. Otherwise see its log.",
         ),
+        Failure::Deadline => (
+            "client's timeout",
+            "The client's own timeout passed before etcd's response.",
+            "Check the endpoints below, and etcd's latencies; the timeout may be shorter than they are.",
+        ),
         Failure::UnusableResponse => (
             "response not usable",
             "etcd's response could not be decoded, or the pages of one stream came from different histories.",
@@ -289,8 +294,8 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         ),
         Reason::Deadline => (
             "client's timeout",
-            "The client's own timeout passed.",
-            "Check the slowest calls, and etcd if they waited for it.",
+            "The client's own timeout passed while the call waited for its client's others.",
+            "See /clients.",
         ),
         Reason::Gone => (
             "cancelled by the client",

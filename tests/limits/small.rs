@@ -133,7 +133,7 @@ async fn read_waits_for_its_turn_until_its_deadline_and_gets_etcds_error() {
         (DEADLINE_EXCEEDED, "context deadline exceeded")
     );
     let outcomes = scene.rangecache.outcomes_since(&before, 1).await;
-    assert_eq!(outcomes.of("cancelled"), 1, "{outcomes:?}");
+    assert_eq!(outcomes.of("failed"), 1, "{outcomes:?}");
     assert_eq!(scene.refused("deadline").await, 1.0);
     scene.relay.let_go(1);
     first.await.unwrap().expect("is served");

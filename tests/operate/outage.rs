@@ -11,6 +11,7 @@ use testkit::grpc::{Client, UNAVAILABLE};
 use testkit::http;
 use testkit::kv::{PUT, RANGE, RANGE_STREAM};
 use testkit::pb::RangeRequest;
+use testkit::process::tool;
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
@@ -138,6 +139,51 @@ async fn calls_that_etcd_cannot_answer_are_counted_as_failed() {
     for line in lines.iter().filter(|line| line["outcome"] == "failed") {
         assert!(causes.iter().any(|cause| line["reason"] == *cause), "{line}");
     }
+}
+
+/// Calls of `etcdctl` with a timeout below `--connect-timeout`, all of which fail.
+async fn time_out(rangecache: &Rangecache) {
+    for arguments in [
+        &["get", "/outage/a"][..],
+        &["get", "/outage/", "--prefix"],
+        &["put", "/outage/a", "2"],
+    ] {
+        let output = tokio::process::Command::new(tool("etcdctl"))
+            .args(["--endpoints", rangecache.url(), "--command-timeout=500ms"])
+            .args(arguments)
+            .output()
+            .await
+            .expect("etcdctl runs");
+        assert!(!output.status.success(), "{output:?}");
+    }
+}
+
+/// Their clients leave before rangecache has an error for them, whether etcd has ended or is silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_whose_timeout_expires_before_etcd_answers_are_counted_as_failed() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let through = rangecache.client().await;
+    through.put("/outage/a", "1").await.expect("etcd writes");
+    let before = rangecache.outcomes().await;
+    etcd.pause();
+    time_out(&rangecache).await;
+    etcd.resume();
+    etcd.stop();
+    time_out(&rangecache).await;
+    let outcomes = rangecache.outcomes_since(&before, 4).await;
+    assert_eq!(outcomes.of("failed"), 4, "{outcomes:?}");
+    let is_counted = async || {
+        let metrics = rangecache.metrics().await;
+        let puts = |labels: &str| {
+            let of_put = "grpc_service=\"etcdserverpb.KV\",grpc_method=\"Put\"";
+            metrics.sum_with_label("rangecache_calls_total", &format!("{of_put},{labels}"))
+        };
+        let failed = puts("grpc_code=\"DeadlineExceeded\",from=\"failed\"");
+        assert_eq!(puts("grpc_code=\"Canceled\",from=\"etcd\""), 0.0);
+        (failed == 2.0).then_some(())
+    };
+    until(SOON, "the writes are counted", is_counted).await;
 }
 
 /// A Service sends no new clients to an instance that no member of etcd answers; one with `--serve-stale` has responses for them.

@@ -108,7 +108,7 @@ mod tests {
             [("proof", 1.0), ("etcd", 4.0)]
         );
         assert_eq!(
-            named(Outcome::Cancelled(Reason::Deadline), Some(1), false, 5),
+            named(Outcome::Cancelled(Reason::NotFresh), Some(1), false, 5),
             [("unanswered", 5.0)]
         );
     }

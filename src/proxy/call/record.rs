@@ -23,7 +23,7 @@ use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
 use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
 use rangecache_base::telemetry::metrics::{Code, Source};
-use rangecache_base::telemetry::outcome::Kind;
+use rangecache_base::telemetry::outcome::{Failure, Kind};
 use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::Mirrors;
@@ -56,6 +56,10 @@ pub(in crate::proxy) struct CallRecord {
     log_span: Option<Box<tracing::Span>>,
     /// `None` unless it is a read.
     read: Option<Kind>,
+    /// Whether etcd is to answer a call that is no read, until the response begins.
+    is_for_etcd: bool,
+    /// Timeout of the client.
+    timeout: Option<Duration>,
     /// When the handler of a read began; of another call, when that arrived.
     begun: Instant,
     /// When the mirror was proven fresh enough for a read; `None` before.
@@ -100,6 +104,7 @@ impl CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
         let mut record = CallRecord::new(telemetry, client, arrived);
         record.explains = head.fields.explains;
+        record.timeout = head.fields.timeout();
         record.is_of_rangecache = head.fields.is_of_rangecache && head.is_http2 && head.fields.is_grpc();
         let access_log = &telemetry.access_log;
         if access_log.takes(request.headers()) {
@@ -128,6 +133,8 @@ impl CallRecord {
             trace: None,
             log_span: None,
             read: None,
+            is_for_etcd: false,
+            timeout: None,
             begun: arrived,
             proven: None,
             waited: false,
@@ -304,7 +311,7 @@ impl CallRecord {
     /// Counts a call that is neither a read nor a watch from memory, and begins **forward**.
     pub(in crate::proxy) fn record_forwarded(&mut self, headers: &mut HeaderMap) {
         self.telemetry.metrics.forwarding.calls.inc();
-        self.client.record_from_etcd();
+        self.is_for_etcd = true;
         self.begin_forward(headers);
     }
 
@@ -350,9 +357,12 @@ impl CallRecord {
                 self.explain(response);
             }
             None => {
+                let is_of_etcd = std::mem::take(&mut self.is_for_etcd) && ended.is_none();
                 if let Some(outcome) = ended {
                     self.client.record_ended(outcome);
                     self.record_outcome(outcome);
+                } else if is_of_etcd {
+                    self.client.record_from_etcd();
                 }
             }
         }
@@ -397,6 +407,9 @@ impl CallRecord {
     /// Records that etcd has reset the call's stream before a response.
     pub(in crate::proxy) fn record_reset(&mut self) {
         self.client.record_no_code();
+        if std::mem::take(&mut self.is_for_etcd) {
+            self.client.record_from_etcd();
+        }
         if let Some(kind) = self.read {
             self.client.record_read(self.outcome, self.is_list);
             self.count_read(kind, None);
@@ -509,6 +522,35 @@ impl CallRecord {
         }
     }
 
+    /// The outcome of a read whose client has left, and hyper has dropped its future: what it was to be is none.
+    fn outcome_without_response(&self) -> Outcome {
+        match self.outcome {
+            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) if self.has_expired() => {
+                Outcome::Failed(Failure::Deadline)
+            }
+            // Its proof is etcd's, too.
+            Outcome::Cancelled(_) if self.mirror.is_some() && self.has_expired() => {
+                Outcome::Failed(Failure::Deadline)
+            }
+            Outcome::Streamed(reason) | Outcome::Forwarded(reason) | Outcome::Paged(reason) => {
+                Outcome::Cancelled(reason)
+            }
+            other => other,
+        }
+    }
+
+    /// Whether the client's timeout has expired. Its clock began before this one, and its reset may be faster than the timer.
+    fn has_expired(&self) -> bool {
+        self.timeout
+            .is_some_and(|timeout| self.begun.elapsed() >= timeout - timeout / 10)
+    }
+
+    /// Records the end of a call whose client got no response in time, by the code that etcd counts then.
+    fn end_expired(&mut self) {
+        self.client.record_ended(Outcome::Failed(Failure::Deadline));
+        self.client.record_code(Code::DEADLINE_EXCEEDED);
+    }
+
     /// The facts of a read that ends now, after `ended`.
     #[cold]
     fn to_call(&self, kind: Kind, ended: Duration) -> Call {
@@ -531,10 +573,17 @@ impl CallRecord {
 impl Drop for CallRecord {
     fn drop(&mut self) {
         let Some(kind) = self.read else {
+            if self.is_for_etcd && self.has_expired() {
+                self.end_expired();
+                self.record_outcome(Outcome::Failed(Failure::Deadline));
+            }
             return;
         };
         if self.first_byte.is_none() {
-            // The client cancelled the call, and hyper dropped its future.
+            self.outcome = self.outcome_without_response();
+            if self.outcome == Outcome::Failed(Failure::Deadline) {
+                self.end_expired();
+            }
             self.count_read(kind, None);
         }
         let ended = self.ended.unwrap_or_else(|| self.begun.elapsed());
@@ -591,6 +640,53 @@ mod tests {
         drop(record);
         let gone = Outcome::Cancelled(Reason::Gone);
         assert_eq!(reported(&telemetry), (vec![(gone, 0)], [0, 0, 0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn read_that_etcd_has_not_answered_when_its_client_leaves_is_not_etcds() {
+        let forwarded = Outcome::Forwarded(Reason::FeedLost);
+        let failed = Outcome::Failed(Failure::Deadline);
+        let second = Duration::from_secs(1);
+        for (outcome, is_in_mirror, after, expected) in [
+            (forwarded, false, second, failed),
+            (Outcome::Streamed(Reason::FeedLost), true, second, failed),
+            (forwarded, true, second / 2, Outcome::Cancelled(Reason::FeedLost)),
+            // Without a proof until then.
+            (Outcome::Cancelled(Reason::Gone), true, second, failed),
+            (
+                Outcome::Cancelled(Reason::Gone),
+                true,
+                second / 2,
+                Outcome::Cancelled(Reason::Gone),
+            ),
+            (
+                Outcome::Cancelled(Reason::Gone),
+                false,
+                second,
+                Outcome::Cancelled(Reason::Gone),
+            ),
+        ] {
+            let telemetry = telemetry();
+            let mut record = record_in(&telemetry);
+            record.timeout = Some(second);
+            record.begin_read(Kind::Unary);
+            record.mirror = is_in_mirror.then_some(0);
+            record.outcome = outcome;
+            tokio::time::advance(after).await;
+            drop(record);
+            assert_eq!(reported(&telemetry), (vec![(expected, 0)], [0, 0, 0]));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_etcd_has_not_answered_when_its_client_leaves_is_not_etcds() {
+        let telemetry = telemetry();
+        let mut record = record_in(&telemetry);
+        record.timeout = Some(Duration::from_secs(1));
+        record.record_forwarded(&mut HeaderMap::new());
+        tokio::time::advance(Duration::from_secs(1)).await;
+        drop(record);
+        assert_eq!(reported(&telemetry), (Vec::new(), [0, 0, 0]));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl From<NoTurn> for Refused {
         Refused {
             outcome: match cause {
                 NoTurn::TooManyWaiting | NoTurn::Late => Outcome::Shed(Reason::TooManyWaiting),
-                NoTurn::Deadline => Outcome::Cancelled(Reason::Deadline),
+                NoTurn::Deadline => Outcome::Failed(Failure::Deadline),
             },
             status: status_without_turn(cause),
         }

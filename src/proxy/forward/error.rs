@@ -80,7 +80,7 @@ pub(crate) fn outcome_of(status: &Status) -> Option<Outcome> {
         Status::UndecodableResponse | Status::HistoryReplaced => Outcome::Failed(Failure::UnusableResponse),
         Status::BufferBytes | Status::SortedTooLong(_) => Outcome::Shed(Reason::BufferBytes),
         Status::TooManyWaiting => Outcome::Shed(Reason::TooManyWaiting),
-        Status::DeadlineExceeded => Outcome::Cancelled(Reason::Deadline),
+        Status::DeadlineExceeded => Outcome::Failed(Failure::Deadline),
         _ => return None,
     })
 }

@@ -2,7 +2,7 @@
 
 use etcd_store::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use etcd_wire::grpc::Status;
-use rangecache_base::telemetry::outcome::Read;
+use rangecache_base::telemetry::outcome::{Failure, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::history::{ClusterState, HistoryId};
 use rangecache_mirror::view::{Mirror, ViewAtError};
@@ -30,7 +30,7 @@ impl MemoryAnswer {
 
     /// The end of a read at its client's deadline.
     pub(super) fn deadline_exceeded() -> MemoryAnswer {
-        MemoryAnswer::Refusal(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline))
+        MemoryAnswer::Refusal(Status::DeadlineExceeded, Outcome::Failed(Failure::Deadline))
     }
 }
 

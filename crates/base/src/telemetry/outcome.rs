@@ -50,7 +50,8 @@ pub enum Outcome {
     Shed(Reason),
     /// Sent to etcd, or meant for it, without getting its response.
     Failed(Failure),
-    /// Cancelled by the caller, or past its timeout, before there was a response.
+    /// Given up by the caller before there was a response, with what it waited for: the reason for which etcd was to answer, or
+    /// [`Reason::Gone`] before that was known.
     Cancelled(Reason),
 }
 
@@ -83,6 +84,8 @@ labels! {
         StreamReset => "stream_reset",
         /// The call that several reads share ended without a result.
         SharedCall => "shared_call",
+        /// The caller's timeout expired before etcd's response.
+        Deadline => "deadline",
         /// The response cannot be used: it cannot be decoded, or its pages are of different histories.
         UnusableResponse => "unusable_response",
     }
@@ -134,7 +137,7 @@ labels! {
         RequireLeader => "require_leader",
         /// The request body ended or failed before the message was complete.
         BrokenRequest => "broken_request",
-        /// The caller's own timeout expired.
+        /// The caller's own timeout expired before the call began.
         Deadline => "deadline",
         /// The caller cancelled the call or closed its connection.
         Gone => "gone",

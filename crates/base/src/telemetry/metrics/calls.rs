@@ -41,6 +41,8 @@ impl Code {
     pub const OK: Code = Code(0);
     /// The client left before there was a status.
     pub const CANCELED: Code = Code(1);
+    /// The client's timeout expired before there was a status.
+    pub const DEADLINE_EXCEEDED: Code = Code(4);
     /// The response had no status, or etcd reset its stream.
     pub const UNKNOWN: Code = Code(2);
 
@@ -101,7 +103,7 @@ pub enum Source {
     Memory,
     /// etcd.
     Etcd,
-    /// Nothing: etcd could not be reached, or the connection to it was lost.
+    /// Nothing: etcd could not be reached, the connection to it was lost, or the client's timeout expired before its response.
     Failed,
     /// rangecache itself, with an error.
     Refused,
@@ -136,7 +138,7 @@ metric_group! {
         /// answered them: `memory`, `etcd`, `failed`, `refused`, `none`
         ///
         /// Names are etcd's own; methods that rangecache does not know are `other`. `failed`: etcd could not
-        /// be reached or the connection to it was lost; `refused`: an error of rangecache itself; `none`: the
+        /// be reached, the connection to it was lost or the client's timeout expired first; `refused`: an error of rangecache itself; `none`: the
         /// client left before. A stream counts when it ends, by what served it last; `Unknown` without a
         /// status
         ///
