@@ -251,7 +251,7 @@ Flags that are set most; rangecache --help has all:
   --listen-metrics-urls URL,…     probes, metrics, page [http://127.0.0.1:23791]
   --cache-prefix PREFIX,…         what is mirrored [everything]
   --no-cache-prefix PREFIX,…      what is not
-  --cache-max-bytes BYTES         memory for it [3/4 of the limit]
+  --cache-max-bytes BYTES         memory for it [3/4 of limit, 1/4 of host]
   --log-level LEVEL               [info]
   --flags-file PATH               any of them, read again by a reload
 

@@ -124,6 +124,7 @@ mod tests {
     };
 
     use crate::proxy::default_watch_bytes;
+    use rangecache_base::memory::MemoryLimit;
     use rangecache_mirror::default_cache_bytes;
 
     #[test]
@@ -166,7 +167,10 @@ mod tests {
     fn default_bounds_together_stay_below_the_memory_limit() {
         for mib in [128, 256, 512, 1024, 2048, 16_384, 262_144] {
             let memory = mib << 20;
-            let (cache, watches) = (default_cache_bytes(memory), default_watch_bytes(memory));
+            let (cache, watches) = (
+                default_cache_bytes(MemoryLimit::Group(memory)),
+                default_watch_bytes(memory),
+            );
             let buffers = default_buffer_bytes(memory, cache + watches);
             let waiting_calls = buffers / 8;
             let all = [
@@ -182,7 +186,10 @@ mod tests {
         assert_eq!(default_buffer_bytes(1 << 30, 1 << 30), MIN_BUFFER_BYTES);
         let defaults = |mib: u64| {
             let memory = mib << 20;
-            let (cache, watches) = (default_cache_bytes(memory), default_watch_bytes(memory));
+            let (cache, watches) = (
+                default_cache_bytes(MemoryLimit::Group(memory)),
+                default_watch_bytes(memory),
+            );
             let buffers = default_buffer_bytes(memory, cache + watches);
             (
                 [cache, watches, buffers].map(|bytes| bytes >> 20),

@@ -146,7 +146,7 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     let source = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
         None => {
-            "three quarters of the memory limit of this machine or container beyond 128 MiB; --cache-max-bytes sets it"
+            "three quarters of the memory limit beyond 128 MiB, without a limit a quarter of the machine; --cache-max-bytes sets it"
         }
     };
     // The least that it can be.

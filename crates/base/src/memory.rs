@@ -11,33 +11,52 @@ const READ_AGAIN: Duration = Duration::from_secs(10);
 /// Assumed limit in bytes if nothing can be read.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
-/// Memory that this process may use in bytes: the lowest limit of its control groups and their parents, otherwise the
-/// machine's memory. Read from the system's files at most every 10 s, as it is asked for with each response to a feed.
+/// Memory that this process may use, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// The lowest limit of its control groups and their parents.
+    Group(u64),
+    /// The machine's memory, which other processes use, too.
+    Machine(u64),
+}
+
+/// The memory limit. Read from the system's files at most every 10 s, as it is asked for with each response to a feed.
 #[must_use]
-pub fn limit_bytes() -> u64 {
-    static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
+pub fn limit() -> MemoryLimit {
+    static LAST: Mutex<Option<(Instant, MemoryLimit)>> = Mutex::new(None);
     last_or(&mut LAST.lock(), || limit_below(Path::new("/")))
 }
 
-/// The bytes that were read last, or those that `read` returns now.
-fn last_or(last: &mut Option<(Instant, u64)>, read: impl FnOnce() -> u64) -> u64 {
+/// The memory limit in bytes, whatever it is of.
+#[must_use]
+pub fn limit_bytes() -> u64 {
+    match limit() {
+        MemoryLimit::Group(bytes) | MemoryLimit::Machine(bytes) => bytes,
+    }
+}
+
+/// The limit that was read last, or that which `read` returns now.
+fn last_or(last: &mut Option<(Instant, MemoryLimit)>, read: impl FnOnce() -> MemoryLimit) -> MemoryLimit {
     match *last {
-        Some((at, bytes)) if at.elapsed() < READ_AGAIN => bytes,
+        Some((at, limit)) if at.elapsed() < READ_AGAIN => limit,
         _ => {
-            let bytes = read();
-            *last = Some((Instant::now(), bytes));
-            bytes
+            let limit = read();
+            *last = Some((Instant::now(), limit));
+            limit
         }
     }
 }
 
-/// [`limit_bytes`] with the system files below `root`.
-fn limit_below(root: &Path) -> u64 {
+/// [`limit`] with the system files below `root`.
+fn limit_below(root: &Path) -> MemoryLimit {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let machine = machine_bytes(&read("proc/meminfo")).unwrap_or(UNKNOWN_BYTES);
     let groups = read("proc/self/cgroup");
     let limits = groups.lines().flat_map(|line| group_limits(root, line));
-    limits.chain([machine]).min().unwrap_or(machine)
+    match limits.min() {
+        Some(group) if group < machine => MemoryLimit::Group(group),
+        _ => MemoryLimit::Machine(machine),
+    }
 }
 
 fn machine_bytes(meminfo: &str) -> Option<u64> {
@@ -76,11 +95,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn limit_is_read_again_after_ten_seconds() {
         let mut last = None;
-        assert_eq!(last_or(&mut last, || 1), 1);
+        let [one, two] = [1, 2].map(MemoryLimit::Group);
+        assert_eq!(last_or(&mut last, || one), one);
         tokio::time::advance(Duration::from_millis(9_999)).await;
-        assert_eq!(last_or(&mut last, || panic!("is known")), 1);
+        assert_eq!(last_or(&mut last, || panic!("is known")), one);
         tokio::time::advance(Duration::from_millis(1)).await;
-        assert_eq!(last_or(&mut last, || 2), 2);
+        assert_eq!(last_or(&mut last, || two), two);
     }
 
     fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -98,6 +118,7 @@ mod tests {
 
     #[test]
     fn lowest_limit_wins() {
+        use MemoryLimit::{Group, Machine};
         let root = &format!("{V2}/memory.max");
         let pod = &format!("{V2}/pods/pod1/memory.max");
         let container = &format!("{V2}/pods/pod1/c/memory.max");
@@ -108,25 +129,31 @@ mod tests {
         );
         let legacy_limit = "sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes";
         for (files, expected) in [
-            (vec![], UNKNOWN_BYTES),
-            (vec![MACHINE], 8 << 30),
+            (vec![], Machine(UNKNOWN_BYTES)),
+            (vec![MACHINE], Machine(8 << 30)),
             (
                 vec![MACHINE, ("proc/self/cgroup", "0::/\n"), (root, "1048576\n")],
-                1 << 20,
+                Group(1 << 20),
             ),
             (
                 vec![MACHINE, nested, (container, "max\n"), (pod, "2097152\n")],
-                2 << 20,
+                Group(2 << 20),
             ),
             (
                 vec![MACHINE, nested, (container, "1048576\n"), (pod, "2097152\n")],
-                1 << 20,
+                Group(1 << 20),
             ),
             // The path is that on the host; the container sees only its own group, as the root.
-            (vec![MACHINE, nested, (root, "3145728\n")], 3 << 20),
-            (vec![MACHINE, nested, (container, "99999999999999\n")], 8 << 30),
-            (vec![MACHINE, legacy, (legacy_limit, "4194304\n")], 4 << 20),
-            (vec![MACHINE, ("proc/self/cgroup", "nonsense\n")], 8 << 30),
+            (vec![MACHINE, nested, (root, "3145728\n")], Group(3 << 20)),
+            (
+                vec![MACHINE, nested, (container, "99999999999999\n")],
+                Machine(8 << 30),
+            ),
+            (vec![MACHINE, legacy, (legacy_limit, "4194304\n")], Group(4 << 20)),
+            (
+                vec![MACHINE, ("proc/self/cgroup", "nonsense\n")],
+                Machine(8 << 30),
+            ),
         ] {
             let dir = system(&files);
             assert_eq!(limit_below(dir.path()), expected, "{files:?}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 
 use rangecache_base::flags::{parse_bytes, parse_duration};
-use rangecache_base::memory;
+use rangecache_base::memory::{self, MemoryLimit};
 use rangecache_base::net::Url;
 
 /// Memory that the program, its connections and its buffers need in the smallest container, in bytes.
@@ -29,7 +29,8 @@ pub struct MirrorConfig {
     pub no_cache_prefix: Vec<String>,
 
     /// Memory for all mirrors and their history; what does not fit is packed, then values of whole prefixes are left to etcd
-    /// [default: three quarters of the memory limit beyond 128 MiB]
+    /// [default: three quarters of the container's or unit's memory limit beyond 128 MiB, without a limit a quarter of the machine's
+    /// memory]
     ///
     /// When to change it: other processes share the limit
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
@@ -145,15 +146,35 @@ fn parse_rate(text: &str) -> Result<u64, String> {
 }
 
 impl MirrorConfig {
-    /// Bound on all mirrors in bytes: the flag, otherwise three quarters of the memory limit beyond [`OTHER_BYTES`].
+    /// Bound on all mirrors in bytes.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.cache_max_bytes
-            .unwrap_or_else(|| default_cache_bytes(memory::limit_bytes()))
+            .unwrap_or_else(|| default_cache_bytes(memory::limit()))
     }
 }
 
-/// Default of `--cache-max-bytes` with a memory limit of `memory_bytes`; a quarter of a very small limit.
-pub fn default_cache_bytes(memory_bytes: u64) -> u64 {
-    (memory_bytes.saturating_sub(OTHER_BYTES) / 4 * 3).max(memory_bytes / 4)
+/// Default of `--cache-max-bytes`: three quarters of the limit beyond [`OTHER_BYTES`], and a quarter of a very small one. A quarter of a
+/// machine, on which etcd may run, too.
+pub fn default_cache_bytes(limit: MemoryLimit) -> u64 {
+    match limit {
+        MemoryLimit::Group(bytes) => (bytes.saturating_sub(OTHER_BYTES) / 4 * 3).max(bytes / 4),
+        MemoryLimit::Machine(bytes) => bytes / 4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_takes_three_quarters_of_a_limit_and_a_quarter_of_a_machine() {
+        for (limit, expected) in [
+            (MemoryLimit::Group(2 << 30), 1_440 << 20),
+            (MemoryLimit::Group(64 << 20), 16 << 20),
+            (MemoryLimit::Machine(24 << 30), 6 << 30),
+        ] {
+            assert_eq!(default_cache_bytes(limit), expected, "{limit:?}");
+        }
+    }
 }
