@@ -37,6 +37,8 @@ pub(super) struct Facts<'a> {
     pub(super) user_problem: Option<UserProblem>,
     /// Neighbours that would be of no use to the next start.
     pub(super) useless_neighbours: &'a [UselessNeighbour],
+    /// `--cache-max-bytes`, and the memory limit.
+    pub(super) cache_and_memory_bytes: (u64, u64),
     pub(super) panics: u64,
     /// Reads refused in the last fifteen minutes.
     pub(super) shed: u64,
@@ -75,6 +77,8 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
         findings.extend(image_finding(mirror));
     }
     findings.extend(facts.useless_neighbours.iter().map(neighbour_finding));
+    let (cache_bytes, memory_bytes) = facts.cache_and_memory_bytes;
+    findings.extend(diagnosis::budget_above_memory(cache_bytes, memory_bytes));
     if facts.panics > 0 {
         let title = format!("{} since the start", counted(facts.panics, "panic"));
         findings.push(
@@ -579,6 +583,7 @@ mod tests {
         }
     }
 
+            cache_and_memory_bytes: (1, 1),
     fn found(facts: &Facts<'_>) -> Vec<(Severity, String)> {
         findings(facts)
             .into_iter()
@@ -678,7 +683,21 @@ mod tests {
     }
 
     #[test]
-    fn certificate_is_a_finding_two_weeks_before_it_expires_and_bad_afterwards() {
+    fn cache_that_may_take_more_than_the_memory_limit_is_bad() {
+        let endpoints = [endpoint(true, true)];
+        for (cache_bytes, expected) in [(1 << 30, 0), ((1 << 30) + 1, 1)] {
+            let facts = Facts {
+                cache_and_memory_bytes: (cache_bytes, 1 << 30),
+                ..facts(&endpoints, &[])
+            };
+            let found = found(&facts);
+            assert_eq!(found.len(), expected, "{found:?}");
+            assert!(found.iter().all(|(severity, _)| *severity == Severity::Bad));
+        }
+    }
+
+    #[test]
+    fn certificate_is_a_finding_two_weeks_before_it_expires_and_bad_within_a_day_and_afterwards() {
         let certificate = |flag, days_left| CertificateStatus {
             side: if flag == "cert" { "etcd" } else { "clients" },
             flag,

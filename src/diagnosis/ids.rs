@@ -271,9 +271,10 @@ finding_ids! {
         "set etcd's --auto-compaction-retention; otherwise its database grows without bound";
     /// Revision up to which etcd is compacted.
     Compacted = "compacted" in [Doctor]: [Good], "";
-    /// `--cache-max-bytes` is more than the memory of the machine or container.
-    BudgetAboveMemory = "budget-above-memory" in [Doctor]: [Warning],
-        "lower --cache-max-bytes to three quarters of the memory, or leave it out; run doctor where rangecache is to run";
+    /// `--cache-max-bytes` is more than the memory of the machine or container: the process is ended for lack of memory before its
+    /// mirrors reach their bound.
+    BudgetAboveMemory = "budget-above-memory" in [Status, Doctor]: [Bad],
+        "Lower --cache-max-bytes to three quarters of the memory limit, or raise that; doctor sees the limit of where it runs.";
     /// The keys fit into `--cache-max-bytes`, and not all values.
     MemoryForKeysOnly = "memory-for-keys-only" in [Doctor]: [Warning],
         "raise --cache-max-bytes, or mirror less (--cache-prefix, --no-cache-prefix)";

@@ -24,4 +24,4 @@ mod shared;
 pub use finding::Finding;
 pub use ids::{FindingId, ReportedBy};
 pub use severity::Severity;
-pub use shared::{different_clusters, no_own_user, user_problem, version_unknown};
+pub use shared::{budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown};

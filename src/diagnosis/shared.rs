@@ -1,6 +1,7 @@
 //! Findings that both the page and `doctor` report.
 
 use super::finding::Finding;
+use super::format::bytes;
 use super::ids::FindingId;
 use super::reasons;
 use rangecache_base::telemetry::Reason;
@@ -43,6 +44,21 @@ pub fn different_clusters(mixed: &[ClusterOfEndpoint]) -> Option<Finding> {
         "The one that most of them lead to is used, and the others are left out: {}.",
         list.join(", ")
     )))
+}
+
+/// Finding for mirrors that may take more, `budget_bytes`, than the memory limit; `None` if they may not.
+#[must_use]
+pub fn budget_above_memory(budget_bytes: u64, limit_bytes: u64) -> Option<Finding> {
+    let finding = Finding::new(
+        FindingId::BudgetAboveMemory,
+        format!(
+            "--cache-max-bytes is {}, and this machine or container has {}",
+            bytes(budget_bytes),
+            bytes(limit_bytes)
+        ),
+    );
+    let meaning = "The process is ended for lack of memory before its mirrors reach their bound.";
+    (budget_bytes > limit_bytes).then(|| finding.with_meaning(meaning))
 }
 
 /// Finding while no endpoint has reported its version.

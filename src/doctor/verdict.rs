@@ -3,9 +3,9 @@
 use super::model::{Area, KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::{bytes, counted, duration};
-use crate::diagnosis::{Finding, FindingId, Severity};
+use crate::diagnosis::{self, Finding, FindingId, Severity};
 use etcd_store::keyspace::scope::{Scope, scopes};
-use rangecache_base::memory::limit_bytes;
+use rangecache_base::memory;
 use rangecache_mirror::CachePack;
 
 /// Bytes that a modification keeps in the history in addition to the entry that it replaced.
@@ -31,7 +31,7 @@ pub(super) fn conclude(
     if let Some(keyspace) = keyspace {
         summary(keyspace, report);
         report.mirrors = estimates(config, keyspace);
-        memory(config, keyspace, report);
+        conclude_memory(config, keyspace, report);
     }
     let Some(keyspace) = keyspace else {
         report.find(
@@ -118,24 +118,10 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
     mirrors.iter().enumerate().map(estimate).collect()
 }
 
-/// Warns of a budget that the process could not use up before the system ends it.
-fn check_budget(budget_bytes: u64, limit_bytes: u64, report: &mut Report) {
-    if budget_bytes > limit_bytes {
-        report.find(
-            Area::Memory,
-            FindingId::BudgetAboveMemory,
-            format!(
-                "--cache-max-bytes is {}, and this machine or container has {}: it would be ended for lack of memory before its \
-                 mirrors reach their bound",
-                bytes(budget_bytes),
-                bytes(limit_bytes)
-            ),
-        );
+fn conclude_memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
+    if let Some(finding) = diagnosis::budget_above_memory(config.mirror.max_bytes(), memory::limit_bytes()) {
+        report.add(Area::Memory, finding);
     }
-}
-
-fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
-    check_budget(config.mirror.max_bytes(), limit_bytes(), report);
     let sum = |of: &dyn Fn(&MirrorEstimate) -> u64| report.mirrors.iter().map(of).sum::<u64>();
     let (plain, packed) = (
         sum(&|mirror| mirror.memory_bytes),
@@ -330,15 +316,6 @@ mod tests {
     use super::*;
     use etcd_store::keyspace::PrefixGroup;
 
-    #[test]
-    fn budget_beyond_the_memory_is_a_warning() {
-        for (budget_bytes, severity) in [(1 << 30, Severity::Good), (3 << 30, Severity::Warning)] {
-            let mut report = Report::default();
-            check_budget(budget_bytes, 2 << 30, &mut report);
-            assert_eq!(report.severity(), severity, "{budget_bytes}");
-        }
-    }
-
     /// Group of `keys` keys of 1 KiB each, mirrored or not.
     fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> KeyGroup {
         KeyGroup {
@@ -382,6 +359,16 @@ mod tests {
                 && finding.severity == severity
                 && (finding.text().contains(text) || finding.remedy.contains(text))
         })
+    }
+
+    #[test]
+    fn budget_beyond_the_memory_is_bad() {
+        let groups = || vec![group("/registry/", 10, Some(0))];
+        let beyond = "and this machine or container has";
+        let report = concluded(&["--cache-max-bytes", "1000TiB"], groups());
+        assert!(has(&report, Area::Memory, Severity::Bad, beyond), "{report:?}");
+        let report = concluded(&[], groups());
+        assert!(!has(&report, Area::Memory, Severity::Bad, beyond), "{report:?}");
     }
 
     #[test]

@@ -32,6 +32,7 @@ use crate::cli::{self, Serving};
 use crate::config::{Config, Setting, given};
 use crate::proxy::Access;
 use crate::reload::{self, ReloadHandle, Reloader};
+use rangecache_base::memory;
 use rangecache_base::panics;
 use rangecache_base::telemetry;
 use rangecache_base::telemetry::log::LogLevel;
@@ -53,6 +54,15 @@ pub fn run(serving: Serving) -> ExitCode {
     tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
     if !config.process.core_dumps {
         forbid_core_dumps();
+    }
+    let (cache_bytes, memory_bytes) = (config.mirror.max_bytes(), memory::limit_bytes());
+    if cache_bytes > memory_bytes {
+        tracing::warn!(
+            cache_bytes,
+            memory_bytes,
+            "--cache-max-bytes is more than the memory limit: the process is ended for lack of memory before its mirrors reach their \
+             bound; lower it, or raise the limit"
+        );
     }
     let max_connections = connections_within_descriptors(config.limits.max_connections());
     config.limits.max_connections = Some(max_connections);

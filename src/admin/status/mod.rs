@@ -22,6 +22,7 @@ use clients::ClientStatus;
 use model::{
     AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Status, StreamCount, WatchStatus,
 };
+use rangecache_base::memory;
 use rangecache_base::telemetry::outcome::Outcome;
 use rangecache_base::unix_time;
 use rangecache_mirror::metrics::ADOPTION_SOURCES;
@@ -70,6 +71,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         has_own_user: credentials.name_a_user(),
         user_problem: credentials.problem(),
         useless_neighbours: &useless_neighbours,
+        cache_and_memory_bytes: (handles.live.load().mirror.max_bytes(), memory::limit_bytes()),
         panics: metrics.process.panics.get(),
         shed: ended(|outcome| matches!(outcome, Outcome::Shed(_))),
         failed: ended(|outcome| matches!(outcome, Outcome::Failed(_))),
