@@ -168,7 +168,13 @@ fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
         }
         _ => "etcd refuses rangecache's certificate once it has expired.",
     };
-    Some(Finding::new(id, title).about(flag).with_meaning(meaning))
+    let finding = Finding::new(id, title).about(flag).with_meaning(meaning);
+    let is_urgent = (0..1).contains(days_left);
+    Some(if is_urgent {
+        finding.with_severity(Severity::Bad)
+    } else {
+        finding
+    })
 }
 
 fn in_days(days: i64) -> String {
@@ -577,13 +583,13 @@ mod tests {
             has_own_user: false,
             user_problem: None,
             useless_neighbours: &[],
+            cache_and_memory_bytes: (1, 1),
             panics: 0,
             shed: 0,
             failed: 0,
         }
     }
 
-            cache_and_memory_bytes: (1, 1),
     fn found(facts: &Facts<'_>) -> Vec<(Severity, String)> {
         findings(facts)
             .into_iter()
@@ -718,8 +724,8 @@ mod tests {
             found(&facts),
             [
                 (Severity::Bad, "--cert-file has expired".to_owned()),
+                (Severity::Bad, "--client-crl-file expires today".to_owned()),
                 (Severity::Warning, "--cert expires in 13 days".to_owned()),
-                (Severity::Warning, "--client-crl-file expires today".to_owned()),
             ]
         );
     }

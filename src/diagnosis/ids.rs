@@ -197,8 +197,8 @@ finding_ids! {
     /// A certificate is not valid yet.
     CertificateNotYetValid = "certificate-not-yet-valid" in [Doctor]: [Bad],
         "check the clocks of both machines";
-    /// A certificate, a CA or a revocation list expires within 14 days; for `doctor`, within 30.
-    CertificateExpiresSoon = "certificate-expires-soon" in [Status, Doctor]: [Warning],
+    /// A certificate, a CA or a revocation list expires within 14 days; for `doctor`, within 30. Bad within one day.
+    CertificateExpiresSoon = "certificate-expires-soon" in [Status, Doctor]: [Warning, Bad],
         "Write the new certificates to the same file: it is read again without a restart.";
     /// A certificate is valid, until the day that the finding names.
     CertificateValid = "certificate-valid" in [Doctor]: [Good], "";

@@ -10,10 +10,12 @@ use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report};
 use crate::config::Config;
-use crate::diagnosis::{Finding, FindingId};
+use crate::diagnosis::{Finding, FindingId, Severity};
 use rangecache_base::unix_time;
 use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
+/// Seconds of a day, the remaining validity below which it is bad.
+const DAY: i64 = 24 * 3600;
 /// Remaining validity below which a certificate is reported.
 const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -97,7 +99,7 @@ fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Repo
             None,
         )
     } else if left < i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX) {
-        let days = left / 86_400;
+        let days = left / DAY;
         let remedy = "renew it; a replaced file is reloaded without a restart";
         (
             FindingId::CertificateExpiresSoon,
@@ -110,6 +112,9 @@ fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Repo
     let mut finding = Finding::new(id, format!("{what}{names}: {text}")).about(subject);
     if let Some(remedy) = remedy {
         finding = finding.with_remedy(remedy);
+    }
+    if id == FindingId::CertificateExpiresSoon && left < DAY {
+        finding = finding.with_severity(Severity::Bad);
     }
     report.add(Area::Certificates, finding);
 }

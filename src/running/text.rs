@@ -24,10 +24,12 @@ pub(super) fn of(status: &Value) -> String {
         string(status, "version"),
         string(status, "host"),
         long(uptime),
-        if status["ready"].as_bool() == Some(true) {
+        if status["ready"].as_bool() != Some(true) {
+            "NOT READY"
+        } else if is_good(status) {
             "ready"
         } else {
-            "NOT READY"
+            "ready, with bad findings"
         }
     );
     write_reads(&mut text, &status["reads"]);
@@ -156,6 +158,13 @@ endpoint http://b:1: not connected: refused
         let mut bad = status();
         bad["findings"][0]["severity"] = "bad".into();
         assert!(!is_good(&bad));
+        assert!(
+            of(&bad)
+                .lines()
+                .next()
+                .unwrap()
+                .ends_with(": ready, with bad findings")
+        );
         let mut cold = status();
         cold["ready"] = false.into();
         assert!(!is_good(&cold) && of(&cold).contains("NOT READY"));
