@@ -19,7 +19,7 @@
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `metrics` declares what calls are counted by; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
-//! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
+//! `--advertise-client-urls`; `causes` picks the reason for which memory does not answer; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
 //! stopped reading; `leaf_health` answers health checks of rangecaches behind this one; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end;
 //! `flags` are the flags of forwarded reads and of watches.
 //!
@@ -28,6 +28,7 @@
 
 mod call;
 mod caller;
+mod causes;
 mod fallback;
 mod flags;
 mod forward;

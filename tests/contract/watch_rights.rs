@@ -4,7 +4,7 @@
 use http::Method;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Stream};
-use testkit::pb::WatchResponse;
+use testkit::pb::{RangeRequest, WatchResponse};
 use testkit::proxy::Rangecache;
 use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
@@ -271,6 +271,29 @@ async fn auth_that_is_enabled_refuses_later_creates(version: Version) {
     assert!(compared.create("auth on").await.1);
     compared.write("auth on, after the refusal").await;
     assert_eq!(handovers(&rangecache).await, 0.0);
+}
+
+/// Without a user no version is known, no check succeeds and no mirror loads, and auth is the cause of all of that.
+#[tokio::test]
+async fn reads_and_watches_of_a_rangecache_without_a_user_count_as_auth() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    create_users(&etcd).await;
+    let rangecache = before(&etcd).start_cold().await;
+    until(SOON, "rangecache knows that auth is on", async || {
+        let readiness = rangecache.admin("/readyz").await.body;
+        readiness.contains("--user").then_some(())
+    })
+    .await;
+    let through = rangecache.client().await;
+    let refused = through.range(&RangeRequest::one("/a/0")).await.unwrap_err();
+    assert_eq!(refused.message, "etcdserver: user name is empty");
+    refusal(&through).await;
+    let alice = caller(&through, &etcd.client().await, "alice").await;
+    alice.range(&RangeRequest::one("/a/0")).await.expect("may read");
+    let outcomes = rangecache.outcomes().await.0;
+    let auth = ("forwarded".to_owned(), "auth".to_owned());
+    assert_eq!(outcomes.get(&auth), Some(&2), "{outcomes:?}");
+    assert_eq!(created(&rangecache, "etcd", "auth").await, 1.0);
 }
 
 #[tokio::test]

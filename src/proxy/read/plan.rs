@@ -1,6 +1,7 @@
 //! **plan**: decides how a Range is answered. [`plan`] is a pure function of the request and the known state, so that
 //! tests cover the rules without I/O.
 
+use crate::proxy::causes::Causes;
 use etcd_store::cache::{Dialect, QueryError, RangeQuery};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::history::Auth;
@@ -78,54 +79,61 @@ pub(super) fn plan<M: Copy>(query: &RangeQuery, inputs: &PlanInputs<M>) -> Plan<
     if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
         return Plan::Refuse(error);
     }
-    let Some(version) = inputs.version else {
-        return Plan::Forward(Reason::VersionUnknown);
+    let out_of_service = inputs.mirror.and_then(|(_, state)| state.err());
+    // One that is out of service may reach any.
+    let mirror_revision = inputs
+        .mirror
+        .and_then(|(_, state)| state.ok())
+        .unwrap_or(i64::MAX);
+    let proof = required_proof(query, inputs, mirror_revision);
+    let needs_progress = match proof {
+        Some(RequiredProof::QuorumCheck | RequiredProof::Authorization { .. }) => true,
+        Some(RequiredProof::PastCheck) => query.revision > mirror_revision,
+        Some(RequiredProof::AtOrAbove(_) | RequiredProof::WithinBounds(_)) | None => false,
     };
-    if inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified) {
-        return Plan::Forward(Reason::Auth);
-    }
-    match inputs.mirror {
-        None => Plan::Forward(Reason::NotMirrored),
-        Some((_, Err(reason))) => Plan::Forward(reason),
-        Some((mirror, Ok(revision))) => match required_proof(query, inputs, version, revision) {
-            Ok(proof) => Plan::Answer {
-                mirror,
-                version,
-                proof,
-            },
-            Err(reason) => Plan::Forward(reason),
+    let is_gate_open = |version| gates::PROGRESS_NOTIFICATIONS.is_open(version);
+    let causes = Causes {
+        not_mirrored: inputs.mirror.is_none(),
+        // Such a read fails on a member without a leader, which only etcd can know. A linearizable read needs a leader
+        // anyway, and so does its proof.
+        requires_leader: query.serializable && inputs.require_leader,
+        lacks_user: inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified),
+        version_unknown: inputs.version.is_none(),
+        gate_closed: needs_progress && !inputs.version.is_none_or(is_gate_open),
+        out_of_service,
+        unchecked: false,
+        auth_unknown: proof.is_none(),
+    };
+    match (inputs.mirror, inputs.version, proof, causes.first()) {
+        (Some((mirror, Ok(_))), Some(version), Some(proof), None) => Plan::Answer {
+            mirror,
+            version,
+            proof,
         },
+        (.., reason) => Plan::Forward(reason.unwrap_or(Reason::NotMirrored)),
     }
 }
-/// The proof that an answer from a mirror at `mirror_revision` needs. `lowest` is the lowest version among the endpoints.
-///
-/// # Errors
-/// Reason for which no proof suffices.
+
+/// The proof that an answer from a mirror at `mirror_revision` needs; `None` if it is unknown whether auth is on, and no proof shows
+/// that.
 fn required_proof<M>(
     query: &RangeQuery,
     inputs: &PlanInputs<M>,
-    lowest: Version,
     mirror_revision: i64,
-) -> Result<RequiredProof, Reason> {
-    // A serializable read with this flag fails on a member without a leader, which only etcd can know. A linearizable
-    // read needs a leader anyway, and so does its proof.
-    if query.serializable && inputs.require_leader {
-        return Err(Reason::RequireLeader);
-    }
+) -> Option<RequiredProof> {
     // Only etcd can check credentials (I8), even while auth seems to be off: it may have been switched on since the
     // last check.
     if inputs.has_credentials || inputs.auth == Auth::On {
-        return match inputs.min_served_revision {
-            _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Err(Reason::VersionGate),
-            Some(min_revision) if query.serializable => Ok(RequiredProof::Authorization {
+        return Some(match inputs.min_served_revision {
+            Some(min_revision) if query.serializable => RequiredProof::Authorization {
                 serializable: true,
                 min_revision,
-            }),
-            _ => Ok(RequiredProof::Authorization {
+            },
+            _ => RequiredProof::Authorization {
                 serializable: false,
                 min_revision: 0,
-            }),
-        };
+            },
+        });
     }
     // A revision above the mirror's may exist in etcd already or lie in its future: that takes a quorum check, even if
     // the read is serializable, and progress of the mirror.
@@ -134,10 +142,7 @@ fn required_proof<M>(
         && is_reached
         && let Some(revision) = inputs.min_served_revision
     {
-        return match inputs.auth {
-            Auth::Off => Ok(RequiredProof::AtOrAbove(revision)),
-            Auth::Unknown | Auth::On => Err(Reason::Auth),
-        };
+        return (inputs.auth == Auth::Off).then_some(RequiredProof::AtOrAbove(revision));
     }
     // At a past revision only a check shows whether etcd has compacted it, and `hasleader` asks for the cluster of now.
     if inputs.is_within_bounds
@@ -149,17 +154,13 @@ fn required_proof<M>(
             .min_served_revision
             .is_some_and(|minimum| minimum <= mirror_revision)
     {
-        return Ok(RequiredProof::WithinBounds(mirror_revision));
+        return Some(RequiredProof::WithinBounds(mirror_revision));
     }
-    let is_past = query.revision > 0 && !query.serializable;
-    let needs_progress = !(is_past && is_reached);
-    if needs_progress && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
-        Err(Reason::VersionGate)
-    } else if is_past {
-        Ok(RequiredProof::PastCheck)
+    Some(if query.revision > 0 && !query.serializable {
+        RequiredProof::PastCheck
     } else {
-        Ok(RequiredProof::QuorumCheck)
-    }
+        RequiredProof::QuorumCheck
+    })
 }
 
 #[cfg(test)]
@@ -324,7 +325,7 @@ mod tests {
     #[test]
     fn read_that_cannot_be_proven_is_forwarded_with_its_reason() {
         type Change = fn(&mut PlanInputs<()>);
-        let cases: [(Change, Reason); 7] = [
+        let cases: [(Change, Reason); 8] = [
             (|inputs| inputs.mirror = None, Reason::NotMirrored),
             (
                 |inputs| inputs.mirror = Some(((), Err(Reason::Loading))),
@@ -344,6 +345,14 @@ mod tests {
                 Reason::VersionGate,
             ),
             (|inputs| inputs.auth = Auth::On, Reason::Auth),
+            // Without a user neither a version nor a key is known.
+            (
+                |inputs| {
+                    (inputs.auth, inputs.version) = (Auth::On, None);
+                    inputs.mirror = Some(((), Err(Reason::Loading)));
+                },
+                Reason::Auth,
+            ),
         ];
         for (change, reason) in cases {
             assert_eq!(planned(&get(), change), Plan::Forward(reason));

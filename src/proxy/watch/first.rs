@@ -40,10 +40,6 @@ pub(super) async fn first_create(
         Some(_) => return Err(Reason::Undecodable.into()),
     };
     record.record_watcher(&create.key, &create.range_end, create.start_revision);
-    // There is one unless no check has succeeded yet.
-    if proxy.mirrors.cluster_state.identity().is_none() {
-        return Err(Reason::CheckFailed.into());
-    }
     let first = match stream.plan(&create, false) {
         Planned::Etcd(reason) => return Err(reason.into()),
         Planned::Refuse(refusal) => First::Refuse(refusal),

@@ -2,6 +2,7 @@
 //! known state, with the checks in etcd's order.
 
 use super::request::Create;
+use crate::proxy::causes::Causes;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::history::Auth;
 use rangecache_upstream::{Version, gates};
@@ -21,6 +22,8 @@ pub(super) struct CreatePlanInputs {
     /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
     /// mirror holds the range.
     pub(super) mirror_revision: Option<Result<i64, Reason>>,
+    /// A quorum check has succeeded, so that there is a header.
+    pub(super) is_checked: bool,
     /// Lowest version among the endpoints; `None` until an endpoint has reported its version.
     pub(super) version: Option<Version>,
     /// Highest known compaction revision; etcd refuses lower start revisions.
@@ -47,6 +50,8 @@ pub(super) enum CreatePlan {
     Authorize,
     /// Created, and cancelled because etcd has compacted what the watcher needs, up to this revision.
     Compacted(i64),
+    /// From memory, if the feed of the mirror resumes soon.
+    Resume,
     /// From etcd.
     Etcd(Reason),
 }
@@ -83,10 +88,10 @@ const NEGATIVE_START_REFUSED: [Version; 3] = [
 /// Plans the answer to `create`. **I1, forward by default**: etcd answers unless every condition for memory is known to
 /// hold.
 pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> CreatePlan {
-    let Some(version) = inputs.version else {
-        return CreatePlan::Etcd(Reason::VersionUnknown);
-    };
-    if create.start_revision < 0 {
+    if let Some(version) = inputs.version
+        && inputs.is_checked
+        && create.start_revision < 0
+    {
         return if refuses_negative_start(version) {
             CreatePlan::Refuse(Refusal::NegativeStart)
         } else {
@@ -95,11 +100,22 @@ pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> CreatePlan {
     }
     // Only etcd can check credentials (I8), even while auth seems to be off.
     let authorizes = inputs.authorizes();
-    let has_no_user = inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified);
+    let is_gate_open = |version| gates::DELETES_AT_COMPACTION.is_open(version);
+    let causes = Causes {
+        not_mirrored: inputs.mirror_revision.is_none(),
+        requires_leader: false,
+        lacks_user: inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified),
+        version_unknown: inputs.version.is_none(),
+        gate_closed: !inputs.version.is_none_or(is_gate_open),
+        out_of_service: inputs.mirror_revision.and_then(Result::err),
+        unchecked: !inputs.is_checked,
+        auth_unknown: inputs.auth == Auth::Unknown,
+    };
     // etcd checks rights first: it decides which refusal a caller gets.
     let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted(create, inputs);
-    if inputs.auth == Auth::Unknown || has_no_user || (authorizes && is_refused) {
-        return CreatePlan::Etcd(Reason::Auth);
+    let is_unknown = causes.lacks_user || causes.version_unknown || causes.unchecked || causes.auth_unknown;
+    if is_unknown || (authorizes && is_refused) {
+        return CreatePlan::Etcd(causes.first().unwrap_or(Reason::Auth));
     }
     if create.is_empty_range() {
         return CreatePlan::Refuse(Refusal::EmptyRange);
@@ -107,13 +123,10 @@ pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> CreatePlan {
     if inputs.is_id_taken {
         return CreatePlan::Refuse(Refusal::DuplicateId);
     }
-    match inputs.mirror_revision {
-        None => return CreatePlan::Etcd(Reason::NotMirrored),
-        Some(_) if !gates::DELETES_AT_COMPACTION.is_open(version) => {
-            return CreatePlan::Etcd(Reason::VersionGate);
-        }
-        Some(Err(reason)) => return CreatePlan::Etcd(reason),
-        Some(Ok(_)) => {}
+    match causes.first() {
+        Some(Reason::FeedLost) => return CreatePlan::Resume,
+        Some(reason) => return CreatePlan::Etcd(reason),
+        None => {}
     }
     if authorizes {
         CreatePlan::Authorize
@@ -150,6 +163,7 @@ mod tests {
         is_identified: true,
         has_credentials: false,
         mirror_revision: Some(Ok(100)),
+        is_checked: true,
         version: Some(Version::new(3, 7, 3)),
         compacted: 40,
     };
@@ -288,8 +302,30 @@ mod tests {
             ),
             (
                 "no mirror",
+                |_, inputs| inputs.mirror_revision = Some(Err(Reason::Loading)),
+                etcd(Reason::Loading),
+            ),
+            (
+                "no feed",
                 |_, inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
+                CreatePlan::Resume,
+            ),
+            (
+                "rights are checked before the feed is waited for",
+                |create, inputs| {
+                    create.range_end = "a".into();
+                    inputs.has_credentials = true;
+                    inputs.mirror_revision = Some(Err(Reason::FeedLost));
+                },
                 etcd(Reason::FeedLost),
+            ),
+            (
+                "auth on from the start, without a user of its own",
+                |_, inputs| {
+                    (inputs.auth, inputs.version, inputs.is_checked) = (Auth::On, None, false);
+                    inputs.mirror_revision = Some(Err(Reason::Loading));
+                },
+                etcd(Reason::Auth),
             ),
         ];
         for (what, change, expected) in cases {

@@ -97,6 +97,7 @@ impl StreamContext {
             is_identified: auth != Auth::On || self.client.identifies(self.has_credentials, self.by),
             has_credentials: self.has_credentials,
             mirror_revision: mirror.map(|mirror| mirror.revision()),
+            is_checked: mirrors.cluster_state.identity().is_some(),
             version: upstream.lowest_version(),
             compacted: mirrors.cluster_state.compacted(),
         };
@@ -112,12 +113,15 @@ impl StreamContext {
             }
             (CreatePlan::FromNow | CreatePlan::From(_), Some(mirror)) => start(mirror, false),
             (CreatePlan::Authorize, Some(mirror)) => start(mirror, true),
-            // The feed is waited for.
-            (CreatePlan::Etcd(Reason::FeedLost), Some(mirror)) => start(mirror, inputs.authorizes()),
+            (CreatePlan::Resume, Some(mirror)) => start(mirror, inputs.authorizes()),
             (CreatePlan::Etcd(reason), _) => Planned::Etcd(reason),
             // Not reached: the plan leaves what no mirror holds to etcd.
             (
-                CreatePlan::FromNow | CreatePlan::From(_) | CreatePlan::Authorize | CreatePlan::Compacted(_),
+                CreatePlan::FromNow
+                | CreatePlan::From(_)
+                | CreatePlan::Authorize
+                | CreatePlan::Resume
+                | CreatePlan::Compacted(_),
                 None,
             ) => Planned::Etcd(Reason::NotMirrored),
         }
