@@ -80,9 +80,10 @@ impl fmt::Display for ClientAddress {
     }
 }
 
-/// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds
-/// half-open connections.
-const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time that a peer has to answer a ping, and to acknowledge bytes, on a connection that carries calls of clients: as long as any of
+/// them waits by its own keepalive, a kube-apiserver (30 s of silence, then 10 s) or etcd's client (10 s, then 20 s). A write whose
+/// outcome is unknown must not end before.
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Time before the next address of a host name is tried in parallel.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
@@ -233,8 +234,8 @@ impl Url {
     }
 }
 
-/// Connects to `url`, without TLS. Host names are resolved each time.
-pub async fn connect(url: &Url) -> io::Result<Plain> {
+/// Connects to `url`, without TLS, and [tunes](tune) the connection. Host names are resolved each time.
+pub async fn connect(url: &Url, unacknowledged: Duration) -> io::Result<Plain> {
     match &url.address {
         Address::Tcp { host, port } => {
             #[cfg(debug_assertions)]
@@ -242,7 +243,7 @@ pub async fn connect(url: &Url) -> io::Result<Plain> {
                 return Ok(Either::Right(Either::Right(connected?)));
             }
             let stream = connect_tcp(host, *port).await?;
-            tune(&stream)?;
+            tune(&stream, unacknowledged)?;
             Ok(Either::Left(stream))
         }
         Address::Unix(path) => Ok(from_unix(UnixStream::connect(path).await?)),
@@ -280,9 +281,9 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     }
 }
 
-/// Sets the options of every TCP connection on either side: no delay for small frames, keepalive, and a timeout for
-/// unacknowledged bytes.
-pub fn tune(stream: &TcpStream) -> io::Result<()> {
+/// Sets the options of every TCP connection on either side: no delay for small frames, keepalive, and the time after which the
+/// kernel closes it with `unacknowledged` bytes. Together with HTTP/2 pings, that bounds half-open connections.
+pub fn tune(stream: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(
@@ -291,7 +292,7 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
             .with_interval(Duration::from_secs(5)),
     )?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT))?;
+    socket.set_tcp_user_timeout(Some(unacknowledged))?;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Classes of connections.
 
+use super::patience::Patience;
 use super::transport::Client;
 use super::window::ReceiveWindow;
 use etcd_wire::grpc::Method;
@@ -63,6 +64,17 @@ impl ConnectionClass {
         match self {
             ConnectionClass::Short | ConnectionClass::Check => Client::Lean,
             other => Client::Hyper(other.window()),
+        }
+    }
+
+    /// Patience with the peers of its connections.
+    pub(super) const fn patience(self) -> Patience {
+        match self {
+            ConnectionClass::Check | ConnectionClass::Authorization => Patience::OWN,
+            ConnectionClass::Unary
+            | ConnectionClass::Short
+            | ConnectionClass::Stream
+            | ConnectionClass::Endless => Patience::CLIENTS,
         }
     }
 

@@ -477,19 +477,22 @@ fn is_not_processed(error: &BoxError) -> bool {
 #[cfg(test)]
 mod tests {
     use std::task::Poll;
+    use std::time::Duration;
 
     use bytes::Bytes;
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinHandle;
+    use tokio_util::either::Either;
 
     use super::*;
-    use crate::MAX_SHORT_BYTES;
     use crate::fake::{Answer, FakeEtcd};
-    use crate::lean::tests::{GOAWAY, Peer};
+    use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
+    use crate::patience::Patience;
     use crate::testing::{SOON, open};
     use crate::transport::Client;
     use crate::upstream_body::is_reset;
+    use crate::{ConnectionClass, MAX_SHORT_BYTES};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
@@ -546,7 +549,8 @@ mod tests {
     async fn open_lean(url: &Url) -> (Arc<Connection>, JoinHandle<String>) {
         let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
         let (server, deadline) = (Arc::default(), Instant::now() + SOON);
-        let opening = Connection::open(&connector, url, &server, Client::Lean, &credentials, deadline);
+        let (client, patience) = (Client::Lean, Patience::CLIENTS);
+        let opening = Connection::open(&connector, url, &server, client, patience, &credentials, deadline);
         let (connection, driver) = opening.await.unwrap();
         (connection, tokio::spawn(driver))
     }
@@ -637,6 +641,76 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert_eq!(connection.in_flight(), 0);
+    }
+
+    /// A connection of `class` to a peer that the test plays, within the process: time can be paused.
+    async fn open_to_script(class: ConnectionClass) -> (Peer, Arc<Connection>) {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let stream = Either::Left(Either::Right(Either::Right(ours)));
+        let (url, server) = ("http://etcd:2379".parse().unwrap(), Arc::default());
+        let beginning = Transport::begin(class.client(), class.patience(), &url, stream, &server);
+        let (transport, driver) = beginning.await.unwrap();
+        tokio::spawn(driver);
+        let mut peer = Peer::on(theirs).await;
+        peer.send(SETTINGS, 0, 0, &[]).await;
+        let credentials = Credentials::new(None);
+        let connection = Connection::new(&url, &server, &credentials, transport, None);
+        (peer, Arc::new(connection))
+    }
+
+    /// A direct client would have waited as long.
+    #[tokio::test(start_paused = true)]
+    async fn call_of_a_client_waits_for_a_member_that_pauses() {
+        for class in [
+            ConnectionClass::Unary,
+            ConnectionClass::Short,
+            ConnectionClass::Stream,
+            ConnectionClass::Endless,
+        ] {
+            for idle_seconds in [0, 3, 9, 11, 60] {
+                let (mut peer, connection) = open_to_script(class).await;
+                tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
+                let playing = async {
+                    let stream = peer.request().await;
+                    tokio::time::sleep(Duration::from_secs(29)).await;
+                    peer.answer(stream, b"answer").await;
+                };
+                let (sent, ()) = tokio::join!(connection.send(call("/a")), playing);
+                let (response, _) =
+                    sent.unwrap_or_else(|error| panic!("{class:?}, idle for {idle_seconds} s: {error:?}"));
+                let body = response.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(body, b"answer"[..]);
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_peer_is_given_up_as_long_after_its_last_frame_with_either_client() {
+        for (class, seconds) in [
+            (ConnectionClass::Check, 15),
+            (ConnectionClass::Authorization, 15),
+            (ConnectionClass::Short, 40),
+            (ConnectionClass::Unary, 40),
+        ] {
+            for idle_seconds in [0, 3, 9] {
+                let (mut peer, connection) = open_to_script(class).await;
+                tokio::time::sleep(Duration::from_secs(idle_seconds)).await;
+                let playing = async {
+                    let stream = peer.request().await;
+                    peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+                };
+                let (sent, ()) = tokio::join!(connection.send(call("/a")), playing);
+                let last_frame = Instant::now();
+                let collected = sent.unwrap().0.into_body().collect().await;
+                assert!(collected.is_err());
+                let waited = last_frame.elapsed();
+                let expected = Duration::from_secs(seconds);
+                assert!(
+                    waited >= expected && waited < expected + Duration::from_millis(100),
+                    "{class:?}, idle for {idle_seconds} s: {waited:?}"
+                );
+            }
+        }
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@
 //! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
 //! | `flags` | the flags |
 //! | `metrics` | state of the endpoints as gauges |
-//! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
+//! | `outgoing`, `backoff`, `patience`, `error` | request bodies, pauses between attempts, waits for silent peers, errors |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
 //! `mirror`, `proxy`, `admin`, `diagnosis` and `doctor` use it.
@@ -52,6 +52,7 @@ mod metrics;
 mod opening;
 mod outgoing;
 mod paging;
+mod patience;
 mod pool;
 mod role;
 mod srv;

@@ -23,6 +23,7 @@ use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, GateState, VersionGate};
 use super::list::{EndpointList, Left};
 use super::metrics::EndpointMetrics;
+use super::patience::Patience;
 use super::role::Role;
 use super::transport::Client;
 use super::version::Version;
@@ -436,7 +437,8 @@ impl Upstream {
         let context = &self.context;
         let (connector, credentials) = (&context.connector, &context.credentials);
         let client = Client::Hyper(windows);
-        let opening = Connection::open(connector, url, server, client, credentials, deadline);
+        let patience = Patience::OWN;
+        let opening = Connection::open(connector, url, server, client, patience, credentials, deadline);
         let (connection, driver) = opening.await?;
         context.tasks.spawn(async move {
             let reason = driver.await;

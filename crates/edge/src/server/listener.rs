@@ -16,6 +16,8 @@ use rangecache_base::net::{self, Address, Plain, Url};
 #[cfg(debug_assertions)]
 use rangecache_base::simulated;
 
+/// Time for a client to answer a ping, and to acknowledge bytes: etcd's.
+pub(super) const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Connections that the kernel queues before they are accepted, as far as `net.core.somaxconn` allows. Over it, clients
 /// that connect at once, for instance after a restart, would wait a second or more before they try again.
 const BACKLOG: u32 = 4096;
@@ -132,7 +134,7 @@ impl Listener {
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, peer)| {
-                    net::tune(&stream)?;
+                    net::tune(&stream, PING_TIMEOUT)?;
                     Ok((Either::Left(stream), Some(peer.ip())))
                 }),
                 Socket::Unix(listener) => {

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connections::{Connections, Open, Unused};
-use super::listener::Listener;
+use super::listener::{Listener, PING_TIMEOUT};
 use super::metrics::ConnectionMetrics;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
@@ -47,8 +47,6 @@ const MAX_PENDING_RESETS: usize = 128;
 const MAX_LATE_FRAMES: usize = 16_384;
 /// Interval of HTTP/2 pings to a silent client, so that half-open connections are closed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the client to answer a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time for the last bytes to a client whose connection is being closed for its behaviour or its age.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -14,21 +14,21 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
 use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::error::LeanError;
 use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
+use crate::patience::{PING_INTERVAL, Patience};
 use rangecache_base::net::Stream;
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
@@ -41,11 +41,6 @@ const DEFAULT_WINDOW_BYTES: u32 = (1 << 16) - 1;
 const WINDOW_UPDATE_BYTES: u32 = 1 << 30;
 /// The last stream of a connection, which ends with it: the next call is on a new one.
 const LAST_STREAM: u32 = MAX_WINDOW_BYTES;
-/// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
-/// and idle ones that ping at all.
-pub(crate) const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Timeout of a ping.
-pub(crate) const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bound on parts of a response that were not read.
 const MAX_UNREAD_PARTS: usize = 4_096;
 /// Bound on what waits to be written.
@@ -75,8 +70,6 @@ struct LeanConnection {
     closed: CancellationToken,
     /// Cancelled once there is neither a client nor a call in flight.
     unused: CancellationToken,
-    /// Number of times that something was read.
-    reads: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -99,6 +92,10 @@ struct LeanState {
     is_leaving: bool,
     /// Calls that the server takes at once; `None` until it has told its settings.
     max_calls: Option<usize>,
+    /// When something was read last.
+    last_read: Instant,
+    /// When the ping left after which nothing was read.
+    pinged: Option<Instant>,
     /// The driver waits for the socket, which keeps one waker: nothing else may poll it for writing then.
     is_blocked: bool,
 }
@@ -160,7 +157,10 @@ impl Drop for Lean {
 
 impl Lean {
     /// A client on `stream`, on which nothing was sent yet, and what drives it: that returns why the connection ended.
-    pub(crate) fn new(stream: Stream) -> (Lean, impl Future<Output = LeanError> + Send + use<>) {
+    pub(crate) fn new(
+        stream: Stream,
+        patience: Patience,
+    ) -> (Lean, impl Future<Output = LeanError> + Send + use<>) {
         let (reader, socket) = tokio::io::split(stream);
         let mut write = BytesMut::from(PREFACE);
         let settings = [
@@ -182,17 +182,21 @@ impl Lean {
                 received_bytes: 0,
                 is_leaving: false,
                 max_calls: None,
+                last_read: Instant::now(),
+                pinged: None,
                 is_blocked: false,
             }),
             unwritten: Notify::new(),
             pinged: Notify::new(),
             closed: CancellationToken::new(),
             unused: CancellationToken::new(),
-            reads: AtomicU64::new(0),
         });
         // Also closed if it is dropped before it was polled.
         let driven = CloseOnDrop(Arc::clone(&shared));
-        (Lean(shared), async move { driven.0.drive(reader).await })
+        (
+            Lean(shared),
+            async move { driven.0.drive(reader, patience).await },
+        )
     }
 
     /// Skips all streams but the last one.
@@ -309,7 +313,7 @@ impl LeanConnection {
         }
     }
 
-    async fn drive(&self, mut reader: ReadHalf<Stream>) -> LeanError {
+    async fn drive(&self, mut reader: ReadHalf<Stream>, patience: Patience) -> LeanError {
         tokio::select! {
             // In this order: an answer that has arrived is read before a write that fails ends the connection.
             biased;
@@ -323,7 +327,7 @@ impl LeanConnection {
                 Err(error) => error.into(),
             },
             never = self.write_ping_acks() => match never {},
-            error = self.until_unresponsive() => error,
+            error = self.until_unresponsive(patience) => error,
         }
     }
 
@@ -337,25 +341,31 @@ impl LeanConnection {
         }
     }
 
-    /// Pings while calls are in flight; completes when the peer has sent nothing for [`PING_TIMEOUT`] after a ping.
-    async fn until_unresponsive(&self) -> LeanError {
+    /// Pings a peer that has sent nothing for [`PING_INTERVAL`] while calls are in flight; completes when it sends nothing after a
+    /// ping for as long as `patience` lasts.
+    async fn until_unresponsive(&self, patience: Patience) -> LeanError {
+        let mut next = Instant::now() + PING_INTERVAL;
         loop {
-            tokio::time::sleep(PING_INTERVAL).await;
-            {
-                let mut state = self.state.lock();
-                if state.calls.is_empty() {
+            tokio::time::sleep_until(next).await;
+            // What has arrived is read first: this process itself may have had no processor.
+            tokio::task::yield_now().await;
+            let mut state = self.state.lock();
+            let now = Instant::now();
+            if state.pinged.is_none() {
+                let due = state.last_read + PING_INTERVAL;
+                if due > now || state.calls.is_empty() {
+                    next = if due > now { due } else { now + PING_INTERVAL };
                     continue;
                 }
                 frame::put_ping(&mut state.write);
+                state.pinged = Some(now);
+                self.unwritten.notify_one();
             }
-            let reads = self.reads.load(Ordering::Relaxed);
-            self.unwritten.notify_one();
-            tokio::time::sleep(PING_TIMEOUT).await;
-            // What has arrived is read first: this process itself may have had no processor.
-            tokio::task::yield_now().await;
-            if self.reads.load(Ordering::Relaxed) == reads {
+            let given_up = state.pinged.map_or(now, |pinged| pinged + patience.ping);
+            if given_up <= now {
                 return LeanError::Unresponsive;
             }
+            next = given_up.min(now + PING_INTERVAL);
         }
     }
 
@@ -381,8 +391,8 @@ impl LeanConnection {
             if reader.read_buf(&mut read).await? == 0 {
                 return Err(LeanError::Closed);
             }
-            self.reads.fetch_add(1, Ordering::Relaxed);
             let mut state = self.state.lock();
+            (state.last_read, state.pinged) = (Instant::now(), None);
             let unwritten = state.write.len();
             while let Some(frame) = frames.next(&mut read)? {
                 state.apply(frame)?;

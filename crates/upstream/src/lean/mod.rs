@@ -29,7 +29,7 @@ mod response;
 pub(crate) mod tests;
 mod unary;
 
-pub(super) use client::{Lean, PING_INTERVAL, PING_TIMEOUT};
+pub(super) use client::Lean;
 pub(super) use error::LeanError;
 /// Bound on the body of a request: one frame.
 pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;

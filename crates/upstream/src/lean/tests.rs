@@ -15,29 +15,30 @@ use tokio::time::Instant;
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::client::{Lean, PING_INTERVAL, PING_TIMEOUT};
+use super::client::Lean;
 use super::error::LeanError;
 use super::head;
 use super::parts::Parts;
 use super::response::Whole;
 use crate::fake::FakeEtcd;
+use crate::patience::{PING_INTERVAL, Patience};
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const SOON: Duration = Duration::from_secs(20);
 const DATA: u8 = 0;
-const HEADERS: u8 = 1;
+pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
+pub(crate) const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
-const END_HEADERS: u8 = 4;
+pub(crate) const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 /// `:status: 200` by index.
-const OK: [u8; 1] = [0x88];
+pub(crate) const OK: [u8; 1] = [0x88];
 
 fn uri() -> Uri {
     Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range")
@@ -66,7 +67,7 @@ impl Peer {
     /// A client, and its peer, with a socket that takes no more than `bytes` that the other side has not read.
     async fn with_buffer(bytes: usize) -> (Peer, Lean, End) {
         let (ours, theirs) = tokio::io::duplex(bytes);
-        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))));
+        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))), Patience::OWN);
         let end = tokio::spawn(driver);
         let mut peer = Peer::on(theirs).await;
         let (kind, flags, stream, settings) = peer.frame().await;
@@ -118,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     }
 
     /// Answers the request of `stream` with `body` and without trailers.
-    async fn answer(&mut self, stream: u32, body: &[u8]) {
+    pub(crate) async fn answer(&mut self, stream: u32, body: &[u8]) {
         self.send(HEADERS, END_HEADERS, stream, &OK).await;
         self.send(DATA, END_STREAM, stream, body).await;
     }
@@ -161,7 +162,7 @@ async fn calls_to_hypers_server_are_answered_on_one_connection() {
     let address = etcd.url.authority().to_string();
     let stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)));
+    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Patience::OWN);
     let driver = tokio::spawn(driver);
     for size in sizes.iter().cycle().take(200).copied() {
         let mut body = vec![0, 0, 0, 0, 4];
@@ -576,7 +577,7 @@ async fn peer_that_is_silent_while_a_call_is_in_flight_is_given_up() {
     };
     let calling = async { lean.call(&uri(), &HeaderMap::new(), b"").await };
     beside(calling, playing).await.unwrap_err();
-    assert!(began.elapsed() <= PING_INTERVAL + PING_TIMEOUT);
+    assert!(began.elapsed() <= PING_INTERVAL + Patience::OWN.ping);
     assert!(matches!(end.await.unwrap(), LeanError::Unresponsive));
 }
 

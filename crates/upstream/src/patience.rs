@@ -1,0 +1,31 @@
+//! Patience with silent peers.
+
+use std::time::Duration;
+
+use rangecache_base::net::PATIENCE;
+
+/// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than
+/// every 5 s, and idle ones that ping at all.
+pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Times for which a connection waits for a peer that is silent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Time that the peer has to answer a ping.
+    pub(super) ping: Duration,
+    /// Time that its kernel has to acknowledge bytes.
+    pub(super) bytes: Duration,
+}
+
+impl Patience {
+    /// With calls of clients, which would wait as long.
+    pub(super) const CLIENTS: Patience = Patience {
+        ping: PATIENCE,
+        bytes: PATIENCE,
+    };
+    /// With calls of rangecache's own, which are made elsewhere then.
+    pub(super) const OWN: Patience = Patience {
+        ping: Duration::from_secs(5),
+        bytes: Duration::from_secs(10),
+    };
+}
