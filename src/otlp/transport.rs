@@ -111,7 +111,7 @@ impl CollectorTarget {
         let connecting = async {
             match &self.tls {
                 Some(tls) => tls.connect(&self.url, self.http2).await,
-                None => net::connect(&self.url, net::PATIENCE)
+                None => net::connect(&self.url, net::SILENCE_TIMEOUT)
                     .await
                     .map(tokio_util::either::Either::Left),
             }

@@ -83,7 +83,7 @@ impl fmt::Display for ClientAddress {
 /// Time that a peer has to answer a ping, and to acknowledge bytes, on a connection that carries calls of clients: as long as any of
 /// them waits by its own keepalive, a kube-apiserver (30 s of silence, then 10 s) or etcd's client (10 s, then 20 s). A write whose
 /// outcome is unknown must not end before.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time before the next address of a host name is tried in parallel.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);

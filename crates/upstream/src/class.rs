@@ -1,6 +1,6 @@
 //! Classes of connections.
 
-use super::patience::Patience;
+use super::timeouts::Timeouts;
 use super::transport::Client;
 use super::window::ReceiveWindow;
 use etcd_wire::grpc::Method;
@@ -67,14 +67,14 @@ impl ConnectionClass {
         }
     }
 
-    /// Patience with the peers of its connections.
-    pub(super) const fn patience(self) -> Patience {
+    /// Timeouts with silent peers of its connections.
+    pub(super) const fn timeouts(self) -> Timeouts {
         match self {
-            ConnectionClass::Check | ConnectionClass::Authorization => Patience::OWN,
+            ConnectionClass::Check | ConnectionClass::Authorization => Timeouts::OWN,
             ConnectionClass::Unary
             | ConnectionClass::Short
             | ConnectionClass::Stream
-            | ConnectionClass::Endless => Patience::CLIENTS,
+            | ConnectionClass::Endless => Timeouts::CLIENTS,
         }
     }
 

@@ -488,8 +488,8 @@ mod tests {
     use super::*;
     use crate::fake::{Answer, FakeEtcd};
     use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
-    use crate::patience::Patience;
     use crate::testing::{SOON, open};
+    use crate::timeouts::Timeouts;
     use crate::transport::Client;
     use crate::upstream_body::is_reset;
     use crate::{ConnectionClass, MAX_SHORT_BYTES};
@@ -549,8 +549,8 @@ mod tests {
     async fn open_lean(url: &Url) -> (Arc<Connection>, JoinHandle<String>) {
         let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
         let (server, deadline) = (Arc::default(), Instant::now() + SOON);
-        let (client, patience) = (Client::Lean, Patience::CLIENTS);
-        let opening = Connection::open(&connector, url, &server, client, patience, &credentials, deadline);
+        let (client, timeouts) = (Client::Lean, Timeouts::CLIENTS);
+        let opening = Connection::open(&connector, url, &server, client, timeouts, &credentials, deadline);
         let (connection, driver) = opening.await.unwrap();
         (connection, tokio::spawn(driver))
     }
@@ -648,7 +648,7 @@ mod tests {
         let (ours, theirs) = tokio::io::duplex(1 << 20);
         let stream = Either::Left(Either::Right(Either::Right(ours)));
         let (url, server) = ("http://etcd:2379".parse().unwrap(), Arc::default());
-        let beginning = Transport::begin(class.client(), class.patience(), &url, stream, &server);
+        let beginning = Transport::begin(class.client(), class.timeouts(), &url, stream, &server);
         let (transport, driver) = beginning.await.unwrap();
         tokio::spawn(driver);
         let mut peer = Peer::on(theirs).await;

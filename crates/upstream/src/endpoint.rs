@@ -445,7 +445,7 @@ impl Endpoint {
                 &self.url,
                 &self.server,
                 class.client(),
-                class.patience(),
+                class.timeouts(),
                 &context.credentials,
                 no_deadline,
             );
@@ -660,7 +660,7 @@ impl Endpoint {
 mod tests {
     use super::*;
     use crate::fake::FakeEtcd;
-    use crate::patience::Patience;
+    use crate::timeouts::Timeouts;
     use crate::transport::Client;
     use crate::window::ReceiveWindow;
     use etcd_wire::etcdserverpb::ResponseHeader;
@@ -676,7 +676,7 @@ mod tests {
             &endpoint.url,
             &endpoint.server,
             Client::Hyper(ReceiveWindow::SHARED),
-            Patience::OWN,
+            Timeouts::OWN,
             &credentials,
             Instant::now() + Duration::from_secs(20),
         );

@@ -19,7 +19,7 @@
 //! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
 //! | `flags` | the flags |
 //! | `metrics` | state of the endpoints as gauges |
-//! | `outgoing`, `backoff`, `patience`, `error` | request bodies, pauses between attempts, waits for silent peers, errors |
+//! | `outgoing`, `backoff`, `timeouts`, `error` | request bodies, pauses between attempts, waits for silent peers, errors |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
 //! `mirror`, `proxy`, `admin`, `diagnosis` and `doctor` use it.
@@ -52,7 +52,6 @@ mod metrics;
 mod opening;
 mod outgoing;
 mod paging;
-mod patience;
 mod pool;
 mod role;
 mod srv;
@@ -61,6 +60,7 @@ mod sync;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod timeouts;
 mod transport;
 mod upstream_body;
 mod version;

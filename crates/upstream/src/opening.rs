@@ -11,7 +11,7 @@ use super::capabilities::ServerCapabilities;
 use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
-use super::patience::Patience;
+use super::timeouts::Timeouts;
 use super::transport::{Client, Driver, Transport};
 use super::window::ReceiveWindow;
 use etcd_wire::etcdserverpb::StatusRequest;
@@ -30,20 +30,20 @@ impl Connection {
         url: &Url,
         server: &Arc<ServerCapabilities>,
         client: Client,
-        patience: Patience,
+        timeouts: Timeouts,
         credentials: &Arc<Credentials>,
         deadline: Instant,
     ) -> Result<(Arc<Connection>, Driver), ConnectError> {
         let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
         let opening = async {
             let (stream, named) = connector
-                .connect_named(url, Protocol::Http2, patience.bytes)
+                .connect_named(url, Protocol::Http2, timeouts.bytes)
                 .await
                 .map_err(|source| ConnectError::Connect {
                     url: url.clone(),
                     source,
                 })?;
-            let (transport, mut driver) = Transport::begin(client, patience, url, stream, server).await?;
+            let (transport, mut driver) = Transport::begin(client, timeouts, url, stream, server).await?;
             let connection = Arc::new(Connection::new(url, server, credentials, transport, named));
             if url.tls {
                 // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
@@ -92,7 +92,7 @@ pub async fn open_once(
         url,
         &server,
         Client::Hyper(ReceiveWindow::SHARED),
-        Patience::OWN,
+        Timeouts::OWN,
         credentials,
         deadline,
     );

@@ -23,8 +23,8 @@ use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, GateState, VersionGate};
 use super::list::{EndpointList, Left};
 use super::metrics::EndpointMetrics;
-use super::patience::Patience;
 use super::role::Role;
+use super::timeouts::Timeouts;
 use super::transport::Client;
 use super::version::Version;
 use super::window::ReceiveWindow;
@@ -437,8 +437,8 @@ impl Upstream {
         let context = &self.context;
         let (connector, credentials) = (&context.connector, &context.credentials);
         let client = Client::Hyper(windows);
-        let patience = Patience::OWN;
-        let opening = Connection::open(connector, url, server, client, patience, credentials, deadline);
+        let timeouts = Timeouts::OWN;
+        let opening = Connection::open(connector, url, server, client, timeouts, credentials, deadline);
         let (connection, driver) = opening.await?;
         context.tasks.spawn(async move {
             let reason = driver.await;

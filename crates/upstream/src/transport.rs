@@ -11,7 +11,7 @@ use super::capabilities::ServerCapabilities;
 use super::error::ConnectError;
 use super::lean::{Lean, LeanError};
 use super::outgoing::Outgoing;
-use super::patience::{PING_INTERVAL, Patience};
+use super::timeouts::{PING_INTERVAL, Timeouts};
 use super::window::ReceiveWindow;
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
@@ -42,7 +42,7 @@ impl Transport {
     /// Begins HTTP/2 on `stream`. The returned future drives it.
     pub(super) async fn begin(
         client: Client,
-        patience: Patience,
+        timeouts: Timeouts,
         url: &Url,
         stream: Stream,
         server: &Arc<ServerCapabilities>,
@@ -50,11 +50,11 @@ impl Transport {
         let windows = match client {
             Client::Hyper(windows) => windows,
             Client::Lean if server.may_be_asked_leanly() => {
-                return Ok(begin_lean(patience, url, stream, Arc::clone(server)));
+                return Ok(begin_lean(timeouts, url, stream, Arc::clone(server)));
             }
             Client::Lean => ReceiveWindow::SMALL,
         };
-        begin_hyper(patience, url, stream, windows).await
+        begin_hyper(timeouts, url, stream, windows).await
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -74,12 +74,12 @@ impl Transport {
 }
 
 fn begin_lean(
-    patience: Patience,
+    timeouts: Timeouts,
     url: &Url,
     stream: Stream,
     server: Arc<ServerCapabilities>,
 ) -> (Transport, Driver) {
-    let (lean, driver) = Lean::new(stream, patience);
+    let (lean, driver) = Lean::new(stream, timeouts);
     let url = url.clone();
     let driver = async move {
         let error = driver.await;
@@ -92,7 +92,7 @@ fn begin_lean(
 }
 
 async fn begin_hyper(
-    patience: Patience,
+    timeouts: Timeouts,
     url: &Url,
     stream: Stream,
     windows: ReceiveWindow,
@@ -105,7 +105,7 @@ async fn begin_hyper(
         .initial_connection_window_size((1 << 31) - 1)
         .max_header_list_size(MAX_HEADER_BYTES)
         .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(patience.ping)
+        .keep_alive_timeout(timeouts.ping)
         .keep_alive_while_idle(false)
         .handshake(TokioIo::new(stream))
         .await

@@ -12,7 +12,7 @@ use tokio_util::either::Either;
 
 use super::crypto::{H2, HTTP_1_1};
 use super::files::{FileError, Files, system_authorities};
-use rangecache_base::net::{self, PATIENCE, Stream, Url};
+use rangecache_base::net::{self, SILENCE_TIMEOUT, Stream, Url};
 
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 const CLIENT_CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE";
@@ -77,7 +77,7 @@ impl Collector {
         let name = url
             .server_name()
             .ok_or_else(|| io::Error::other("this host name cannot be in a certificate"))?;
-        let stream = net::connect(url, PATIENCE).await?;
+        let stream = net::connect(url, SILENCE_TIMEOUT).await?;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
         let stream = Box::pin(connecting).await?;
         Ok(Either::Right(Box::new(stream.into())))

@@ -25,7 +25,7 @@ use super::files::{FileError, Files, system_authorities};
 use super::flags::TlsConfig;
 use super::verifiers::NoVerification;
 use super::watched::{LoadedFiles, Watched};
-use rangecache_base::net::{self, PATIENCE, Plain, Stream, Url};
+use rangecache_base::net::{self, Plain, SILENCE_TIMEOUT, Stream, Url};
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::clients::ClientName;
 
@@ -187,12 +187,12 @@ impl Connector {
         self.tls.as_ref().is_some_and(names)
     }
 
-    /// Connects to `url`, with TLS if the URL asks for it, and with [`PATIENCE`].
+    /// Connects to `url`, with TLS if the URL asks for it, and with [`SILENCE_TIMEOUT`] for unacknowledged bytes.
     ///
     /// # Errors
     /// The error of the socket or of the handshake; the latter names the flag and the remedy.
     pub async fn connect(&self, url: &Url, protocol: Protocol) -> io::Result<Stream> {
-        Ok(self.connect_named(url, protocol, PATIENCE).await?.0)
+        Ok(self.connect_named(url, protocol, SILENCE_TIMEOUT).await?.0)
     }
 
     /// [`Connector::connect`] with a time for the peer to acknowledge bytes, also with what the connection has to hold if its client

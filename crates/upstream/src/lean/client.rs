@@ -28,7 +28,7 @@ use super::error::LeanError;
 use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
-use crate::patience::{PING_INTERVAL, Patience};
+use crate::timeouts::{PING_INTERVAL, Timeouts};
 use rangecache_base::net::Stream;
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
@@ -159,7 +159,7 @@ impl Lean {
     /// A client on `stream`, on which nothing was sent yet, and what drives it: that returns why the connection ended.
     pub(crate) fn new(
         stream: Stream,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> (Lean, impl Future<Output = LeanError> + Send + use<>) {
         let (reader, socket) = tokio::io::split(stream);
         let mut write = BytesMut::from(PREFACE);
@@ -195,7 +195,7 @@ impl Lean {
         let driven = CloseOnDrop(Arc::clone(&shared));
         (
             Lean(shared),
-            async move { driven.0.drive(reader, patience).await },
+            async move { driven.0.drive(reader, timeouts).await },
         )
     }
 
@@ -313,7 +313,7 @@ impl LeanConnection {
         }
     }
 
-    async fn drive(&self, mut reader: ReadHalf<Stream>, patience: Patience) -> LeanError {
+    async fn drive(&self, mut reader: ReadHalf<Stream>, timeouts: Timeouts) -> LeanError {
         tokio::select! {
             // In this order: an answer that has arrived is read before a write that fails ends the connection.
             biased;
@@ -327,7 +327,7 @@ impl LeanConnection {
                 Err(error) => error.into(),
             },
             never = self.write_ping_acks() => match never {},
-            error = self.until_unresponsive(patience) => error,
+            error = self.until_unresponsive(timeouts) => error,
         }
     }
 
@@ -342,8 +342,8 @@ impl LeanConnection {
     }
 
     /// Pings a peer that has sent nothing for [`PING_INTERVAL`] while calls are in flight; completes when it sends nothing after a
-    /// ping for as long as `patience` lasts.
-    async fn until_unresponsive(&self, patience: Patience) -> LeanError {
+    /// ping for as long as `timeouts` say.
+    async fn until_unresponsive(&self, timeouts: Timeouts) -> LeanError {
         let mut next = Instant::now() + PING_INTERVAL;
         loop {
             tokio::time::sleep_until(next).await;
@@ -361,7 +361,7 @@ impl LeanConnection {
                 state.pinged = Some(now);
                 self.unwritten.notify_one();
             }
-            let given_up = state.pinged.map_or(now, |pinged| pinged + patience.ping);
+            let given_up = state.pinged.map_or(now, |pinged| pinged + timeouts.ping);
             if given_up <= now {
                 return LeanError::Unresponsive;
             }

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio_util::either::Either;
 
 use super::client::Lean;
-use crate::patience::Patience;
+use crate::timeouts::Timeouts;
 
 type Answer = (StatusCode, HeaderMap, Bytes, HeaderMap);
 
@@ -54,7 +54,7 @@ fn answering(sent: &[u8], piece: u8) -> UnixStream {
 }
 
 async fn by_lean(client: UnixStream) -> Option<Answer> {
-    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Patience::OWN);
+    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Timeouts::OWN);
     tokio::spawn(driver);
     let uri = Uri::from_static("http://etcd/path");
     let response = lean.call(&uri, &HeaderMap::new(), b"").await.ok()?;

@@ -21,7 +21,7 @@ use super::head;
 use super::parts::Parts;
 use super::response::Whole;
 use crate::fake::FakeEtcd;
-use crate::patience::{PING_INTERVAL, Patience};
+use crate::timeouts::{PING_INTERVAL, Timeouts};
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const SOON: Duration = Duration::from_secs(20);
@@ -67,7 +67,7 @@ impl Peer {
     /// A client, and its peer, with a socket that takes no more than `bytes` that the other side has not read.
     async fn with_buffer(bytes: usize) -> (Peer, Lean, End) {
         let (ours, theirs) = tokio::io::duplex(bytes);
-        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))), Patience::OWN);
+        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))), Timeouts::OWN);
         let end = tokio::spawn(driver);
         let mut peer = Peer::on(theirs).await;
         let (kind, flags, stream, settings) = peer.frame().await;
@@ -162,7 +162,7 @@ async fn calls_to_hypers_server_are_answered_on_one_connection() {
     let address = etcd.url.authority().to_string();
     let stream = TcpStream::connect(address).await.unwrap();
     stream.set_nodelay(true).unwrap();
-    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Patience::OWN);
+    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Timeouts::OWN);
     let driver = tokio::spawn(driver);
     for size in sizes.iter().cycle().take(200).copied() {
         let mut body = vec![0, 0, 0, 0, 4];
@@ -577,7 +577,7 @@ async fn peer_that_is_silent_while_a_call_is_in_flight_is_given_up() {
     };
     let calling = async { lean.call(&uri(), &HeaderMap::new(), b"").await };
     beside(calling, playing).await.unwrap_err();
-    assert!(began.elapsed() <= PING_INTERVAL + Patience::OWN.ping);
+    assert!(began.elapsed() <= PING_INTERVAL + Timeouts::OWN.ping);
     assert!(matches!(end.await.unwrap(), LeanError::Unresponsive));
 }
 

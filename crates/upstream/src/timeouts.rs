@@ -1,8 +1,8 @@
-//! Patience with silent peers.
+//! Timeouts with silent peers.
 
 use std::time::Duration;
 
-use rangecache_base::net::PATIENCE;
+use rangecache_base::net::SILENCE_TIMEOUT;
 
 /// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than
 /// every 5 s, and idle ones that ping at all.
@@ -10,21 +10,21 @@ pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Times for which a connection waits for a peer that is silent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     /// Time that the peer has to answer a ping.
     pub(super) ping: Duration,
     /// Time that its kernel has to acknowledge bytes.
     pub(super) bytes: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// With calls of clients, which would wait as long.
-    pub(super) const CLIENTS: Patience = Patience {
-        ping: PATIENCE,
-        bytes: PATIENCE,
+    pub(super) const CLIENTS: Timeouts = Timeouts {
+        ping: SILENCE_TIMEOUT,
+        bytes: SILENCE_TIMEOUT,
     };
     /// With calls of rangecache's own, which are made elsewhere then.
-    pub(super) const OWN: Patience = Patience {
+    pub(super) const OWN: Timeouts = Timeouts {
         ping: Duration::from_secs(5),
         bytes: Duration::from_secs(10),
     };
