@@ -389,6 +389,7 @@ impl Connection {
                 return Ok((response.map(UpstreamBody::from), guard));
             }
         };
+        request.body_mut().end_with_data();
         match sender.clone().try_send_request(request).await {
             Ok(mut response) => {
                 self.note_response(&mut response);

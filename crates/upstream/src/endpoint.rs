@@ -20,6 +20,7 @@ use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
 use super::health::{HealthMonitor, StatusReport};
+use super::lean::Lean;
 use super::role::Role;
 use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
@@ -473,20 +474,22 @@ impl Endpoint {
                             .tasks
                             .spawn(async move { stop.run_until_cancelled(driver).await });
                     }
+                    let too_tight = connection.lean().and_then(Lean::too_tight);
                     let answered = !logs || answered.into_inner();
                     let mut record_lost =
                         |reason: &str| self.record_lost(reason, answered, logs, context, &mut silent);
-                    match ended {
-                        ConnectionEnd::Removed => break,
-                        ConnectionEnd::LeftOut => {
+                    match (ended, too_tight) {
+                        (ConnectionEnd::Removed, _) => break,
+                        (ConnectionEnd::LeftOut, _) => {
                             *self.last_error.lock() =
                                 Some(format!("{}: a member of another cluster", self.url));
                             removed
                                 .run_until_cancelled(tokio::time::sleep(LEFT_OUT_PAUSE))
                                 .await;
                         }
-                        ConnectionEnd::Leaving => record_lost("the peer takes no more calls"),
-                        ConnectionEnd::Lost(reason) => record_lost(&reason),
+                        (_, Some(announced)) => self.record_not_lean(announced),
+                        (ConnectionEnd::Leaving, None) => record_lost("the peer takes no more calls"),
+                        (ConnectionEnd::Lost(reason), None) => record_lost(&reason),
                     }
                     if opened.elapsed() > BACKOFF_RESET_AFTER {
                         backoff.reset();
@@ -571,6 +574,15 @@ impl Endpoint {
             *silent = true;
         }
         *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+    }
+
+    /// Records that the peer has `announced` what the lean client cannot keep to: its connections are opened with hyper from now on.
+    fn record_not_lean(&self, announced: &str) {
+        let reason = format!("the peer announces {announced}: calls may have to wait");
+        if self.server.record_not_lean() {
+            tracing::info!(endpoint = %self.url, reason, "short calls and quorum checks go through the general client");
+        }
+        *self.last_error.lock() = Some(format!("{}: {reason}", self.url));
     }
 
     /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first

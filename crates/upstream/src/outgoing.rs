@@ -7,7 +7,6 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
@@ -18,8 +17,8 @@ use etcd_wire::grpc::frame::PrefixReader;
 /// Error type of hyper's and tonic's bodies and services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Request body: the bytes that were already read, then the rest of the client's body. Frames are forwarded unchanged,
-/// trailers included.
+/// Request body: the bytes that were already read, then the rest of the client's body. Data is forwarded unchanged. Trailers are not:
+/// etcd closes a connection, which all clients share, on which a request has some.
 #[derive(Debug)]
 pub struct Outgoing {
     /// Bytes that were read from the client before the call was forwarded.
@@ -82,8 +81,6 @@ enum Rest {
     Nothing,
     Incoming(Incoming),
     Tonic(tonic::body::Body),
-    /// Trailers that were already read.
-    Trailers(HeaderMap),
 }
 
 impl Outgoing {
@@ -172,8 +169,7 @@ impl Outgoing {
 
 impl Outgoing {
     /// Whether the whole body has been received, and has `max_bytes` at most. Waits for its first bytes, and for no others: etcd
-    /// answers a message whose stream is still open. A request without any body is not short: etcd's response to it differs from
-    /// that to an empty one.
+    /// answers a message whose stream is still open.
     ///
     /// # Errors
     /// That of the client's body.
@@ -188,28 +184,29 @@ impl Outgoing {
                 return Poll::Ready(Ok(false));
             }
             if self.has_no_rest() {
-                return Poll::Ready(Ok(self.kept.is_some()));
+                return Poll::Ready(Ok(true));
             }
             match self.poll_rest(cx) {
                 Poll::Pending if self.kept.is_some() => return Poll::Ready(Ok(false)),
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(frame) => match frame.transpose()?.map(Frame::into_data) {
-                    Some(Ok(bytes)) => {
+                Poll::Ready(frame) => match frame.transpose()?.and_then(|frame| frame.into_data().ok()) {
+                    Some(bytes) => {
                         self.kept = Some(match self.kept.take() {
                             Some(kept) => [kept, bytes].concat().into(),
                             None => bytes,
                         });
                     }
-                    Some(Err(frame)) => {
-                        self.rest = Rest::Trailers(frame.into_trailers().unwrap_or_default());
-                        return Poll::Ready(Ok(false));
-                    }
-                    None => {
-                        self.kept.get_or_insert_default();
-                        self.rest = Rest::Nothing;
-                    }
+                    None => self.rest = Rest::Nothing,
                 },
             }
+        }
+    }
+
+    /// Makes a body without any bytes one of an empty frame, which ends the request: to a request that ends with its head etcd does
+    /// not respond at all.
+    pub(crate) fn end_with_data(&mut self) {
+        if self.kept.is_none() && self.has_no_rest() {
+            self.kept = Some(Bytes::new());
         }
     }
 
@@ -225,7 +222,6 @@ impl Outgoing {
             Rest::Nothing => true,
             Rest::Incoming(body) => body.is_end_stream(),
             Rest::Tonic(body) => body.is_end_stream(),
-            Rest::Trailers(_) => false,
         }
     }
 }
@@ -285,8 +281,7 @@ impl Body for Outgoing {
         if self.gate.is_some() && self.kept.is_none() {
             match ready!(self.poll_rest(cx)).transpose()?.map(Frame::into_data) {
                 Some(Ok(bytes)) => self.kept = Some(bytes),
-                Some(Err(other)) => return Poll::Ready(Some(Ok(other))),
-                None => return Poll::Ready(None),
+                Some(Err(_)) | None => return Poll::Ready(None),
             }
         }
         if let Some(gate) = &mut self.gate {
@@ -309,7 +304,7 @@ impl Body for Outgoing {
     fn size_hint(&self) -> SizeHint {
         // HTTP/2 sends no content-length that the client did not send; HTTP/1 needs the exact length where it is known.
         let rest = match &self.rest {
-            Rest::Nothing | Rest::Trailers(_) => SizeHint::with_exact(0),
+            Rest::Nothing => SizeHint::with_exact(0),
             Rest::Incoming(body) => body.size_hint(),
             Rest::Tonic(body) => body.size_hint(),
         };
@@ -324,15 +319,22 @@ impl Body for Outgoing {
 }
 
 impl Outgoing {
-    /// Polls what was not read from the client before.
+    /// Polls what was not read from the client before, without its trailers.
     fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let polled = self.poll_rest_with_trailers(cx);
+        if matches!(&polled, Poll::Ready(Some(Ok(frame))) if frame.is_trailers()) {
+            self.rest = Rest::Nothing;
+            return Poll::Ready(None);
+        }
+        polled
+    }
+
+    fn poll_rest_with_trailers(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut self.rest {
             Rest::Nothing => Poll::Ready(None),
-            Rest::Trailers(trailers) => {
-                let trailers = std::mem::take(trailers);
-                self.rest = Rest::Nothing;
-                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
-            }
             Rest::Incoming(body) => {
                 let polled = Pin::new(body).poll_frame(cx).map_err(Into::into);
                 if let Some(limit) = &mut self.limit {
@@ -474,27 +476,43 @@ mod tests {
         let (mut whole, waiting) = (Outgoing::whole(Bytes::from_static(b"abc")), in_pieces(&[], false));
         assert!(whole.is_short(3).await.unwrap() && !whole.is_short(2).await.unwrap());
         assert!(
-            !Outgoing::whole(Bytes::new()).is_short(3).await.unwrap(),
+            Outgoing::whole(Bytes::new()).is_short(0).await.unwrap(),
             "no body at all"
         );
         let mut waiting = Box::pin(async move { { waiting }.is_short(3).await });
         assert!(poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx).is_pending())).await);
     }
 
-    #[tokio::test]
-    async fn trailers_of_a_request_are_kept() {
+    /// A body of `abc`, then trailers.
+    fn with_trailers() -> Outgoing {
         let frames = [
             Frame::data(Bytes::from_static(b"abc")),
-            Frame::trailers(HeaderMap::from_iter([(http::header::AGE, 7.into())])),
+            Frame::trailers(http::HeaderMap::from_iter([(http::header::AGE, 7.into())])),
         ];
         let frames = frames.map(Ok::<_, std::convert::Infallible>);
         let body = StreamBody::new(tonic::codegen::tokio_stream::iter(frames));
-        let mut body = Outgoing::tonic(tonic::body::Body::new(body));
-        assert!(!body.is_short(3).await.unwrap());
-        assert!(body.take_whole().is_none());
-        let collected = body.collect().await.unwrap();
-        assert_eq!(collected.trailers().unwrap()["age"], "7");
+        Outgoing::tonic(tonic::body::Body::new(body))
+    }
+
+    #[tokio::test]
+    async fn trailers_of_a_request_are_left_out() {
+        let mut short = with_trailers();
+        assert!(short.is_short(3).await.unwrap());
+        assert_eq!(short.take_whole().unwrap(), "abc");
+        let collected = with_trailers().collect().await.unwrap();
+        assert!(collected.trailers().is_none());
         assert_eq!(collected.to_bytes(), "abc");
+    }
+
+    #[tokio::test]
+    async fn body_without_bytes_is_an_empty_frame() {
+        let mut body = Outgoing::whole(Bytes::new());
+        assert!(body.is_end_stream());
+        body.end_with_data();
+        assert!(!body.is_end_stream());
+        let frame = body.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "");
+        assert!(body.is_end_stream());
     }
 
     #[tokio::test]

@@ -10,7 +10,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::fake::{Answer, FakeEtcd};
-use super::testing::{SOON, start};
+use super::lean::tests::{DATA, END_HEADERS, END_STREAM, HEADERS, OK, Peer, SETTINGS, WINDOW_UPDATE};
+use super::testing::{SOON, start, status};
 use super::{ConnectionClass, Outgoing};
 use rangecache_base::net::Url;
 
@@ -118,4 +119,64 @@ async fn status_call_without_a_response_ends_with_deadline_exceeded() {
     let status = connection.member_status().await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status:?}");
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+/// Plays a member that has announced `settings`, and that opens the window of a stream once it has read the request's head. Answers
+/// each call with its status.
+async fn play_member(stream: TcpStream, settings: &[u8]) {
+    let mut peer = Peer::on(stream).await;
+    peer.send(SETTINGS, 0, 0, settings).await;
+    let answer = status("3.7.3", 7, 1, 1);
+    let mut message = vec![0, 0, 0, 0, u8::try_from(answer.len()).unwrap()];
+    message.extend(answer);
+    loop {
+        match peer.frame().await {
+            (HEADERS, _, stream, _) => peer.send(WINDOW_UPDATE, 0, stream, &[0, 1, 0, 0]).await,
+            (DATA, END_STREAM, stream, _) => {
+                peer.send(HEADERS, END_HEADERS, stream, &OK).await;
+                peer.send(DATA, 0, stream, &message).await;
+                let trailers = b"\0\x0bgrpc-status\x010";
+                peer.send(HEADERS, END_HEADERS | END_STREAM, stream, trailers)
+                    .await;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Windows of 0, of less than a check has, and one call at once: what balancers announce.
+#[tokio::test]
+async fn peer_that_has_to_be_waited_for_answers_checks_and_says_so() {
+    for settings in [[0, 4, 0, 0, 0, 0], [0, 4, 0, 0, 0, 3], [0, 3, 0, 0, 0, 1]] {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url: Url = format!("http://{}", listener.local_addr().unwrap())
+            .parse()
+            .unwrap();
+        let accepting = tokio::spawn(async move {
+            let mut members = tokio::task::JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                members.spawn(async move { play_member(stream, &settings).await });
+            }
+        });
+        let (upstream, _stop) = start(&[&url], true);
+        let answered = async {
+            loop {
+                let deadline = Instant::now() + SOON;
+                let connection = upstream
+                    .connection(ConnectionClass::Check, deadline)
+                    .await
+                    .unwrap();
+                if connection.member_status().await.is_ok() && connection.lean().is_none() {
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        let answered = tokio::time::timeout(SOON, answered).await;
+        answered.unwrap_or_else(|_| panic!("no check is answered: {settings:?}"));
+        let last_error = &upstream.endpoints()[0].last_error;
+        assert!(last_error.contains("announces"), "{last_error}");
+        accepting.abort();
+    }
 }

@@ -347,7 +347,6 @@ fn server(config: &ServeConfig) -> auto::Builder<TrackedExecutor> {
     server
         .http1()
         .timer(TokioTimer::new())
-        .auto_date_header(false)
         .max_buf_size(MAX_HEADER_BYTES as usize)
         .header_read_timeout(HEAD_TIMEOUT)
         .keep_alive(true);

@@ -167,7 +167,7 @@ where
         match body.frame().await {
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else {
-                    // Trailers on a request: etcd decides what they mean.
+                    // The body ends with trailers, which are not forwarded.
                     return RequestMessage::Other {
                         read: more.map_or(first, BytesMut::freeze),
                         body,

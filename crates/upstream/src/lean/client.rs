@@ -49,8 +49,8 @@ const MAX_WRITE_BYTES: usize = 1 << 20;
 const MAX_REQUEST_BYTES: usize = MAX_WRITE_BYTES / 2;
 /// Calls in flight up to which each writes its own request: with more, one write for several costs less.
 const MAX_DIRECT_CALLS: usize = 2;
-/// Calls in flight before the server has told how many it takes.
-const FIRST_CALLS: usize = 100;
+/// Calls in flight before the server has told how many it takes, which should be as many (RFC 9113, section 6.5.2).
+const MIN_CALLS: u32 = 100;
 /// Room for what the server sends at once for small calls.
 const READ_BYTES: usize = 16 << 10;
 
@@ -90,6 +90,8 @@ struct LeanState {
     received_bytes: u32,
     /// The server takes no calls any more, or there is no client.
     is_leaving: bool,
+    /// What the server has announced, if this client cannot keep to it: it waits neither for windows nor for turns.
+    too_tight: Option<&'static str>,
     /// Calls that the server takes at once; `None` until it has told its settings.
     max_calls: Option<usize>,
     /// When something was read last.
@@ -181,6 +183,7 @@ impl Lean {
                 stream_window_bytes: DEFAULT_WINDOW_BYTES,
                 received_bytes: 0,
                 is_leaving: false,
+                too_tight: None,
                 max_calls: None,
                 last_read: Instant::now(),
                 pinged: None,
@@ -208,6 +211,11 @@ impl Lean {
     /// Whether no call can be made any more.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// What the server has announced, if it has to be asked by a client that waits: then no call can be made any more.
+    pub(crate) fn too_tight(&self) -> Option<&'static str> {
+        self.0.state.lock().too_tight
     }
 
     /// Resolves once no call can be made any more. Those in flight may continue.
@@ -272,7 +280,7 @@ impl LeanConnection {
             if self.is_closed() {
                 return Err(LeanError::Closed);
             }
-            let max_calls = state.max_calls.unwrap_or(FIRST_CALLS);
+            let max_calls = state.max_calls.unwrap_or(MIN_CALLS as usize);
             if block.len() > MAX_PAYLOAD_BYTES || state.calls.len() >= max_calls {
                 return Err(LeanError::Full);
             }
@@ -478,12 +486,24 @@ impl LeanState {
                 let mut max_calls = self.max_calls.unwrap_or(usize::MAX);
                 for (name, value) in settings {
                     match name {
-                        frame::INITIAL_WINDOW_SIZE => self.stream_window_bytes = value,
-                        frame::MAX_CONCURRENT_STREAMS => max_calls = value as usize,
+                        frame::INITIAL_WINDOW_SIZE => {
+                            self.stream_window_bytes = value;
+                            if (value as usize) < MAX_PAYLOAD_BYTES {
+                                self.too_tight = Some("windows below 16 KiB");
+                            }
+                        }
+                        frame::MAX_CONCURRENT_STREAMS => {
+                            max_calls = value as usize;
+                            if value < MIN_CALLS {
+                                self.too_tight = Some("fewer than 100 calls at once");
+                            }
+                        }
                         _ => {}
                     }
                 }
                 self.max_calls = Some(max_calls);
+                // Calls in flight may have been processed: they continue.
+                self.is_leaving |= self.too_tight.is_some();
                 frame::put_settings_ack(&mut self.write);
             }
             Frame::Ping(data) => frame::put_ping_ack(&mut self.ping_acks, &data),

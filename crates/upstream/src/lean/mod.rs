@@ -3,8 +3,8 @@
 //! A check is one request of always the same shape, and its response a few hundred bytes. hyper and tonic spend most of a lone read's
 //! CPU on it: tasks that wake each other, queues, maps of headers. This client encodes and writes a request within the task of the
 //! call, and wakes that once, with the whole response. It has no dynamic table for headers, sends no large bodies, and does not wait for
-//! windows: a call that it does not take now goes through hyper. A server that sends what it does not know is asked through hyper
-//! instead for a while.
+//! windows: a call that it does not take now goes through hyper. A server that sends what it does not know, or
+//! announces so little that calls would wait, is asked through hyper instead for a while.
 //!
 //! | file | subject |
 //! |---|---|

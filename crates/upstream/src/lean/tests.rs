@@ -25,15 +25,15 @@ use crate::timeouts::{PING_INTERVAL, Timeouts};
 use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const SOON: Duration = Duration::from_secs(20);
-const DATA: u8 = 0;
+pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
-const END_STREAM: u8 = 1;
+pub(crate) const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
@@ -99,7 +99,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     }
 
     /// The kind, flags, stream and payload of the next frame.
-    async fn frame(&mut self) -> (u8, u8, u32, Vec<u8>) {
+    pub(crate) async fn frame(&mut self) -> (u8, u8, u32, Vec<u8>) {
         let mut prefix = [0; 9];
         let reading = self.0.read_exact(&mut prefix);
         tokio::time::timeout(SOON, reading).await.unwrap().unwrap();
@@ -211,7 +211,7 @@ async fn request_is_headers_without_indexes_and_data() {
 #[tokio::test]
 async fn settings_and_pings_are_acknowledged_and_settings_kept() {
     let (mut peer, lean, _end) = Peer::new().await;
-    peer.send(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 3]).await;
+    peer.send(SETTINGS, 0, 0, &[0, 4, 0, 0, 0x40, 0]).await;
     assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
     peer.send(PING, 0, 0, b"12345678").await;
     assert_eq!(peer.frame().await, (PING, ACK, 0, b"12345678".to_vec()));
@@ -223,9 +223,12 @@ async fn settings_and_pings_are_acknowledged_and_settings_kept() {
         let stream = peer.request().await;
         peer.answer(stream, b"").await;
     };
-    beside(call(&lean, b"abc"), playing).await.unwrap();
-    // The settings allow three bytes.
-    assert!(matches!(call(&lean, b"abcd").await, Err(LeanError::Full)));
+    beside(call(&lean, &[0; 16 << 10]), playing).await.unwrap();
+    // The settings allow 16 KiB.
+    assert!(matches!(
+        call(&lean, &[0; (16 << 10) + 1]).await,
+        Err(LeanError::Full)
+    ));
     assert!(!lean.is_closed());
 }
 
@@ -469,19 +472,35 @@ async fn headers_in_several_frames_are_one_block() {
 #[tokio::test]
 async fn server_gets_no_more_calls_at_once_than_it_takes() {
     let (mut peer, lean, _end) = Peer::new().await;
-    peer.send(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 1]).await;
+    peer.send(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 101]).await;
     assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
-    let playing = async {
-        let stream = peer.request().await;
-        assert!(matches!(call(&lean, b"").await, Err(LeanError::Full)));
-        peer.answer(stream, b"").await;
-    };
-    beside(call(&lean, b""), playing).await.unwrap();
-    let playing = async {
-        let stream = peer.request().await;
-        peer.answer(stream, b"").await;
-    };
-    beside(call(&lean, b""), playing).await.unwrap();
+    let (uri, headers, mut in_flight) = (uri(), HeaderMap::new(), Vec::new());
+    for _ in 0..101 {
+        in_flight.push(lean.begin(&uri, &headers, b"", true).await.unwrap());
+    }
+    let refused = lean.begin(&uri, &headers, b"", true).await.unwrap_err();
+    assert!(matches!(refused, LeanError::Full), "{refused:?}");
+    drop(in_flight.pop());
+    lean.begin(&uri, &headers, b"", true).await.unwrap();
+}
+
+/// Also if it announces that while a call is in flight, which gets its response.
+#[tokio::test]
+async fn server_that_has_to_be_waited_for_gets_no_calls() {
+    for settings in [[0, 4, 0, 0, 0, 0], [0, 4, 0, 0, 0x3f, 0xff], [0, 3, 0, 0, 0, 99]] {
+        let (mut peer, lean, end) = Peer::new().await;
+        let playing = async {
+            let stream = peer.request().await;
+            assert_eq!(lean.too_tight(), None);
+            peer.send(SETTINGS, 0, 0, &settings).await;
+            assert_eq!(peer.frame().await, (SETTINGS, ACK, 0, vec![]));
+            assert!(lean.is_closed() && lean.too_tight().is_some());
+            peer.answer(stream, b"answer").await;
+        };
+        let response = beside(call(&lean, b""), playing).await.unwrap();
+        assert_eq!(response.into_body().0, b"answer"[..]);
+        assert!(matches!(end.await.unwrap(), LeanError::Closed));
+    }
 }
 
 #[tokio::test]
