@@ -2,8 +2,11 @@
 //! other request is forwarded.
 
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
+use http::header::DATE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use httpdate::fmt_http_date;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -23,6 +26,7 @@ use rangecache_base::net::Transport;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Source;
+use rangecache_base::unix_time::now_seconds;
 use rangecache_edge::browser::{is_of_a_browser, set_cors};
 use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, ShareKind};
 use rangecache_upstream::BoxError;
@@ -66,6 +70,9 @@ pub async fn handle(
         }
     };
     let mut responded = respond(&client, &head, response, call, record);
+    if head.is_http && head.is_http2 {
+        set_date(responded.headers_mut());
+    }
     if let Some(origin) = page {
         set_cors(responded.headers_mut(), origin);
     }
@@ -122,6 +129,15 @@ fn respond(
         }
         Ok(body) => Response::from_parts(parts, body),
         Err(BudgetExceeded) => status_response(&Status::BufferBytes, grpc_content_type(&parts.headers)),
+    }
+}
+
+/// Sets the date of a response without one, as etcd does in all but gRPC. Over HTTP/1 hyper does.
+fn set_date(headers: &mut HeaderMap) {
+    let seconds = u64::try_from(now_seconds()).unwrap_or_default();
+    let now = fmt_http_date(UNIX_EPOCH + Duration::from_secs(seconds));
+    if let Ok(now) = HeaderValue::try_from(now) {
+        headers.entry(DATE).or_insert(now);
     }
 }
 

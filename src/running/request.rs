@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Status and body of the response. The host is named such that the listener accepts it, whatever its name is.
 pub(super) async fn send(url: &Url, method: &Method, path: &str) -> io::Result<(StatusCode, String)> {
     let exchange = async {
-        let stream = connect(url).await?;
+        let stream = connect(url, TIMEOUT).await?;
         http_request(stream, method.clone(), "localhost", path, MAX_RESPONSE_BYTES).await
     };
     tokio::time::timeout(TIMEOUT, exchange)

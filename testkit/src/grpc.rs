@@ -21,6 +21,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::http::without_time;
 use crate::wait::{SOON, until};
 
 type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -70,7 +71,7 @@ pub struct Client {
 pub struct Reply {
     /// HTTP status; 0 if the stream was reset before the headers.
     pub http_status: u16,
-    /// All headers except `date`.
+    /// All headers; `date` is the same at any time.
     pub headers: HeaderMap,
     /// Body, with the length prefixes of its messages.
     pub body: Bytes,
@@ -405,7 +406,7 @@ async fn collect(response: hyper::Result<Response<Incoming>>) -> Result<Reply, S
         headers: head.headers,
         ..nothing()
     };
-    reply.headers.remove("date");
+    without_time(&mut reply.headers);
     let mut data = BytesMut::new();
     while let Some(frame) = body.frame().await {
         match frame {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request};
+use http::{HeaderMap, HeaderValue, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
-    /// All headers except `date`.
+    /// All headers; `date` is the same at any time.
     pub headers: HeaderMap,
     pub body: String,
 }
@@ -37,6 +37,16 @@ impl Response {
             self.headers.remove("transfer-encoding");
         }
         self
+    }
+}
+
+/// Makes `date` the same at any time, if it is a date.
+pub(crate) fn without_time(headers: &mut HeaderMap) {
+    if let Some(date) = headers.get_mut("date")
+        && date.len() == "Thu, 01 Jan 1970 00:00:00 GMT".len()
+        && date.as_bytes().ends_with(b" GMT")
+    {
+        *date = HeaderValue::from_static("now");
     }
 }
 
@@ -236,7 +246,7 @@ where
             .into_parts();
         let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
         connection.abort();
-        head.headers.remove("date");
+        without_time(&mut head.headers);
         let body = String::from_utf8_lossy(&body).into_owned();
         Ok(Response {
             status: head.status.as_u16(),

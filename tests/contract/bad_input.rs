@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{BufMut as _, Bytes};
 use http::Method;
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, frame};
+use testkit::grpc::{Client, Status, frame};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN, WATCH};
 use testkit::pb::{PutRequest, RangeRequest};
 use testkit::proxy::Rangecache;
+use testkit::wait::SOON;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// A request that is sent unchanged.
@@ -156,7 +159,6 @@ fn odd_framing() -> Vec<Case> {
     let key = b"\x0a\x01a";
     let twice = [frame(key), frame(b"\x0a\x01b")].concat();
     vec![
-        Case::new("an empty body", ""),
         Case::new("half a length prefix", &b"\0\0\0"[..]),
         Case::new("a length prefix alone", prefixed(0, 3, b"")),
         Case::new("a truncated frame", prefixed(0, 100, key)),
@@ -317,4 +319,111 @@ async fn bad_input_gets_etcds_response_3_6() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_input_gets_etcds_response_3_5() {
     bad_input_gets_etcds_response(Version::V3_5).await;
+}
+
+/// Status of a call that ends by an empty frame of data.
+async fn without_a_message(client: &Client, path: &str) -> Option<Status> {
+    let mut stream = client.open(path);
+    stream.close_send();
+    let message = timeout(SOON, stream.next()).await;
+    assert_eq!(message.expect("no call waits for ever"), None, "{path}");
+    stream.end().cloned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_without_a_message_gets_etcds_response() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    for path in [
+        RANGE,
+        RANGE_STREAM,
+        PUT,
+        TXN,
+        "/etcdserverpb.KV/Compact",
+        "/etcdserverpb.Lease/LeaseGrant",
+        "/etcdserverpb.Auth/AuthEnable",
+        "/etcdserverpb.Auth/Authenticate",
+        "/etcdserverpb.Cluster/MemberList",
+        "/etcdserverpb.Maintenance/Snapshot",
+        "/v3lockpb.Lock/Lock",
+        "/grpc.health.v1.Health/Check",
+    ] {
+        let expected = without_a_message(&direct, path).await;
+        assert!(expected.is_some(), "{path}");
+        assert_eq!(without_a_message(&through, path).await, expected, "{path}");
+        // etcd itself never responds to a call that ends with its head.
+        let by_its_head = through.send(through.request(path), Bytes::new()).await;
+        assert_eq!(
+            Some(by_its_head.expect("a response").status()),
+            expected,
+            "{path}"
+        );
+    }
+}
+
+/// A frame of HTTP/2.
+fn http2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    frame.put_uint(payload.len() as u64, 3);
+    frame.put_slice(&[kind, flags]);
+    frame.put_u32(stream);
+    frame.put_slice(payload);
+    frame
+}
+
+/// The kind of the frame with which the server responds to a Range whose head has these fields, besides the usual ones.
+async fn response_to_head(url: &str, fields: &[(&str, &str)]) -> u8 {
+    let address = url.strip_prefix("http://").expect("a URL");
+    let mut server = TcpStream::connect(address).await.expect("a connection");
+    let usual = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", RANGE),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ];
+    let mut head = Vec::new();
+    for (name, value) in usual.iter().chain(fields) {
+        head.push(0);
+        for text in [name, value] {
+            head.push(u8::try_from(text.len()).expect("short"));
+            head.extend(text.as_bytes());
+        }
+    }
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend(http2_frame(4, 0, 0, b""));
+    sent.extend(http2_frame(1, 4, 1, &head));
+    sent.extend(http2_frame(0, 1, 1, &frame(b"\x0a\x01a")));
+    server.write_all(&sent).await.expect("is sent");
+    let responding = async {
+        loop {
+            let mut prefix = [0; 9];
+            server.read_exact(&mut prefix).await.expect("a frame");
+            let [a, b, c, kind, ..] = prefix;
+            let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+            server.read_exact(&mut payload).await.expect("a payload");
+            // The head of a response, a reset, or the end of the connection.
+            if [1, 3, 7].contains(&kind) {
+                return kind;
+            }
+        }
+    };
+    timeout(SOON, responding).await.expect("a response")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_that_etcd_refuses_harm_no_other_connection() {
+    const HEAD: u8 = 1;
+    const RESET: u8 = 3;
+    const GOAWAY: u8 = 7;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let (of_etcd, of_rangecache) = (etcd.url(), rangecache.url());
+    let capitals = [(":authority", "etcd:2379"), ("X-Capitals", "a")];
+    assert_eq!(response_to_head(&of_etcd, &capitals).await, RESET);
+    assert_eq!(response_to_head(of_rangecache, &capitals).await, GOAWAY);
+    assert_eq!(response_to_head(of_rangecache, &[]).await, HEAD);
+    let through = rangecache.client().await;
+    through.put("a", "1").await.expect("it serves");
 }

@@ -146,7 +146,7 @@ async fn play_member(stream: TcpStream, settings: &[u8]) {
 
 /// Windows of 0, of less than a check has, and one call at once: what balancers announce.
 #[tokio::test]
-async fn peer_that_has_to_be_waited_for_answers_checks_and_says_so() {
+async fn peer_that_has_to_be_waited_for_answers_checks_and_the_reason_is_known() {
     for settings in [[0, 4, 0, 0, 0, 0], [0, 4, 0, 0, 0, 3], [0, 3, 0, 0, 0, 1]] {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url: Url = format!("http://{}", listener.local_addr().unwrap())

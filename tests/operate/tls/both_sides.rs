@@ -200,6 +200,7 @@ async fn clients_of_the_wrong_protocol_get_etcds_response() {
             .await
             .unwrap();
         assert_eq!(answer.http_status, 200, "{url}: {answer:?}");
+        assert!(answer.headers.contains_key("date"), "{url}: {answer:?}");
         assert!(String::from_utf8_lossy(&answer.body).contains("revision"));
         for plaintext in [
             &b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"[..],

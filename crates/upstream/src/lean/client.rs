@@ -90,7 +90,7 @@ struct LeanState {
     received_bytes: u32,
     /// The server takes no calls any more, or there is no client.
     is_leaving: bool,
-    /// What the server has announced, if this client cannot keep to it: it waits neither for windows nor for turns.
+    /// Limits that the server has announced and this client cannot keep to, for it waits neither for windows nor for turns.
     too_tight: Option<&'static str>,
     /// Calls that the server takes at once; `None` until it has told its settings.
     max_calls: Option<usize>,
@@ -213,7 +213,7 @@ impl Lean {
         self.0.is_closed()
     }
 
-    /// What the server has announced, if it has to be asked by a client that waits: then no call can be made any more.
+    /// Limits that the server has announced, if they take a client that waits: then no call can be made any more.
     pub(crate) fn too_tight(&self) -> Option<&'static str> {
         self.0.state.lock().too_tight
     }
