@@ -6,6 +6,7 @@ use serde_json::Value;
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
+use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
@@ -153,6 +154,66 @@ async fn read_around_the_cache_reaches_etcd_through_a_hub() {
         (sum > 0.0).then_some(sum)
     });
     assert_eq!(bypassed.await.0, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn key_that_checks_read_is_answered_to_clients_of_a_leaf_as_by_etcd() {
+    const KEY: &str = "rangecache/quorum-check";
+    const JSON: &str = r#"{"key": "cmFuZ2VjYWNoZS9xdW9ydW0tY2hlY2s="}"#;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let before = direct.put("another", "v").await.expect("etcd writes");
+    let first = direct.put(KEY, "first").await.expect("etcd writes");
+    direct.put(KEY, "second").await.expect("etcd writes");
+    let read = RangeRequest::one(KEY);
+    let at = |revision| RangeRequest {
+        revision,
+        ..read.clone()
+    };
+    let reads = [
+        read.clone(),
+        at(before),
+        at(first),
+        RangeRequest {
+            count_only: true,
+            ..read.clone()
+        },
+        // The check itself.
+        RangeRequest {
+            limit: 1,
+            keys_only: true,
+            ..read.clone()
+        },
+    ];
+    // One that holds the key, and one that asks etcd for it.
+    let hubs = [
+        Rangecache::before(&etcd),
+        Rangecache::before(&etcd).with("--cache-prefix", "/b/"),
+    ];
+    for hub in hubs {
+        let hub = hub.start().await;
+        let leaf = Rangecache::at(hub.url())
+            .with("--cache-prefix", "/a/")
+            .start()
+            .await;
+        let through = leaf.client().await;
+        for of_checks in ["rangecache-explain", "rangecache-check", "rangecache-probe"] {
+            let through = through.with_metadata(of_checks, "true");
+            for read in &reads {
+                let (expected, got) = (direct.range(read).await, through.range(read).await);
+                assert_eq!(got, expected, "{read:?} with {of_checks}");
+            }
+            let headers = [(of_checks, "true")];
+            let json = async |url: &str| {
+                let path = format!("{url}/v3/kv/range");
+                let answer = http::post_with(&path, &headers, JSON).await;
+                answer.expect("an answer").compact().body
+            };
+            assert_eq!(json(leaf.url()).await, json(&etcd.url()).await, "{of_checks}");
+        }
+        let memory = leaf.outcomes().await.memory_answers();
+        assert_eq!(memory, 0, "the leaf does not hold the key");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

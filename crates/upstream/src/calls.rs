@@ -20,7 +20,7 @@ use etcd_wire::etcdserverpb::{
     Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
     WatchCreateRequest, WatchRequest,
 };
-use etcd_wire::grpc::fields::{BYPASS, HEALTH};
+use etcd_wire::grpc::fields::{BYPASS, CHECK, HEALTH};
 use etcd_wire::grpc::hub::{HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc::method::RANGE;
@@ -58,6 +58,9 @@ pub async fn anonymous_check(
         revision,
         ..header_request(Bytes::from_static(CHECK_KEY))
     };
+    if connection.may_lead_to_hub() {
+        metadata.insert(CHECK.0, MetadataValue::from_static("true"));
+    }
     if connection.may_act_as_user() {
         // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token
         // that was never issued. With auth off, etcd ignores tokens.
@@ -75,8 +78,7 @@ pub async fn anonymous_check(
     Ok((response.into_inner().header, origin))
 }
 
-/// Whether `key` is the one that quorum checks read. No client has a reason to read it, so that a hub answers reads of it by
-/// checks of its own.
+/// Whether `key` is the one that quorum checks read.
 #[must_use]
 pub fn is_check_key(key: &[u8]) -> bool {
     key == CHECK_KEY

@@ -19,6 +19,7 @@ use super::upgraded::{UPGRADED_BYTES, Upgrade};
 use crate::proxy::call::Ended;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
+use etcd_wire::grpc::metadata::{is_bypassing, remove_own_metadata, set_bypass};
 use rangecache_base::instance::Instance;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::outcome::Failure;
@@ -148,7 +149,11 @@ fn prepare(request: &mut Request<Outgoing>, url: &Url, instance: &Instance) -> R
     }
     *request.uri_mut() = path;
     *request.version_mut() = Version::HTTP_11;
-    instance.sign(request.headers_mut());
+    let headers = request.headers_mut();
+    let bypasses = is_bypassing(headers);
+    remove_own_metadata(headers);
+    set_bypass(headers, bypasses);
+    instance.sign(headers);
     Ok(())
 }
 
@@ -291,6 +296,17 @@ mod tests {
             none.headers.contains_key(rangecache_base::instance::HEADER),
             "a loop is found by it"
         );
+    }
+
+    #[test]
+    fn request_says_to_another_rangecache_only_that_its_client_reads_around_the_cache() {
+        let headers = |name, value| {
+            let mut headers = prepared(Request::post("/v3/kv/range").header(name, value)).headers;
+            headers.remove(rangecache_base::instance::HEADER);
+            headers
+        };
+        assert_eq!(headers("rangecache-check", "true").len(), 1, "the host");
+        assert_eq!(headers("rangecache-bypass", "true")["rangecache-bypass"], "true");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Quorum checks of other rangecaches whose endpoint this process is (its leaves). They join the checks that reads of this
 //! process wait for, so that many leaves cost etcd no more checks than one: a check is answered by one that was sent after it
-//! had arrived (I2 holds through both). No mirror has to hold the key, which no client writes.
+//! had arrived (I2 holds through both). No mirror has to hold the key. A client that reads the same key through a leaf gets etcd's
+//! answer: no rangecache forwards the metadata that makes a read a check.
 
 use super::answer::MemoryAnswer;
 use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
@@ -15,8 +16,9 @@ use rangecache_upstream::{gates, is_check_key};
 
 /// Whether the read is the quorum check of a leaf.
 pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
-    let query = &request.query;
-    request.metadata.is_of_rangecache
+    let (query, metadata) = (&request.query, &request.metadata);
+    metadata.is_check
+        && metadata.is_of_rangecache
         && is_check_key(&query.key)
         && query.range_end.is_empty()
         && !query.serializable
@@ -104,9 +106,11 @@ mod tests {
     #[test]
     fn check_of_a_leaf_is_a_linearizable_read_of_the_check_key_by_a_rangecache() {
         const KEY: &[u8] = b"rangecache/quorum-check";
-        const LEAF: &[(&str, &str)] = &[("rangecache-instance", "00")];
+        const LEAF: &[(&str, &str)] = &[("rangecache-instance", "00"), ("rangecache-check", "true")];
         assert!(is_leaf_check(&request(KEY, LEAF)));
-        assert!(!is_leaf_check(&request(KEY, &[])), "of a client");
+        for of_client in [&[], &LEAF[..1], &LEAF[1..]] {
+            assert!(!is_leaf_check(&request(KEY, of_client)), "{of_client:?}");
+        }
         assert!(!is_leaf_check(&request(b"rangecache/quorum-check2", LEAF)));
         for change in [
             |query: &mut RangeQuery| query.serializable = true,

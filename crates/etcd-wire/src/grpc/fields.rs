@@ -20,14 +20,18 @@ pub const FEED: (&str, &[u8]) = ("rangecache-feed", b"true");
 /// Metadata of the health check by which a rangecache finds out whether its endpoint serves, and its value: another rangecache
 /// answers it for the members behind it.
 pub const HEALTH: (&str, &[u8]) = ("rangecache-health", b"true");
+/// Metadata of each quorum check that a rangecache makes itself, and its value: another rangecache answers it by one of its own. A
+/// client may read the same key.
+pub const CHECK: (&str, &[u8]) = ("rangecache-check", b"true");
 /// Metadata of the quorum check that a rangecache makes periodically, for which no read of its clients waits, and its value: another
 /// rangecache answers it by the next check that it makes for others, if it makes one within [`PROBE_WAIT`](super::hub::PROBE_WAIT).
 pub const PROBE: (&str, &[u8]) = ("rangecache-probe", b"true");
 /// Metadata with which a client asks what answered its read, and its value.
 pub const EXPLAIN: (&str, &[u8]) = ("rangecache-explain", b"true");
 /// Names of metadata that address rangecache, and are not forwarded.
-pub(super) const OWN_METADATA: [&str; 7] = [
+pub(super) const OWN_METADATA: [&str; 8] = [
     BYPASS.0,
+    CHECK.0,
     EXPLAIN.0,
     FEED.0,
     HEALTH.0,
@@ -58,6 +62,8 @@ pub struct HeadFields {
     pub(super) is_feed: bool,
     /// A rangecache asks whether its endpoint serves.
     pub is_health_check: bool,
+    /// The call is a rangecache's own quorum check.
+    pub(super) is_check: bool,
     /// No read of a rangecache's clients waits for the quorum check.
     pub(super) is_probe: bool,
     /// There is something that etcd might treat in a way of its own.
@@ -103,6 +109,7 @@ impl HeadFields {
             explains: false,
             is_feed: false,
             is_health_check: false,
+            is_check: false,
             is_probe: false,
             is_unusual: false,
             bytes: 0,
@@ -135,6 +142,7 @@ impl HeadFields {
                     fields.explains |= field == EXPLAIN;
                     fields.is_feed |= field == FEED;
                     fields.is_health_check |= field == HEALTH;
+                    fields.is_check |= field == CHECK;
                     fields.is_probe |= field == PROBE;
                 }
                 _ => {}

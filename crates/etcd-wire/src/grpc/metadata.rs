@@ -29,6 +29,8 @@ pub struct CallMetadata {
     pub bypass: bool,
     /// Another rangecache has sent or forwarded the call.
     pub is_of_rangecache: bool,
+    /// The call is another rangecache's own quorum check.
+    pub is_check: bool,
     /// Another rangecache follows this one by the call.
     pub is_feed: bool,
     /// No read of another rangecache's clients waits for its quorum check.
@@ -62,6 +64,7 @@ impl CallMetadata {
             require_leader: fields.require_leader,
             bypass: fields.bypass,
             is_of_rangecache: fields.is_of_rangecache,
+            is_check: fields.is_check,
             is_feed: fields.is_feed,
             is_probe: fields.is_probe,
             bounds: if fields.is_addressed {
