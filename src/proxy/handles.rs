@@ -186,7 +186,7 @@ impl Proxy {
             client_limits(flags.clients),
             &telemetry.metrics,
         );
-        let telemetry = &Arc::new(ProxyTelemetry::new(telemetry, upstream.credentials().instance()));
+        let telemetry = &Arc::new(ProxyTelemetry::new(telemetry));
         let metrics = &telemetry.metrics;
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),

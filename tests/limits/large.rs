@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
-use testkit::grpc::{RESOURCE_EXHAUSTED, Status, UNAVAILABLE};
+use testkit::grpc::{Client, RESOURCE_EXHAUSTED, Status, UNAVAILABLE};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RequestOp};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
@@ -58,6 +58,11 @@ impl Scene {
         }
     }
 
+    fn read_by(&mut self, client: Client) {
+        let read = async move { client.range(&RangeRequest::prefix(PREFIX)).await };
+        self.reads.push(tokio::spawn(read));
+    }
+
     /// Waits until this many reads wait for the call in flight.
     async fn waiting(&self, reads: f64) {
         until(SOON, "reads wait", async || {
@@ -86,6 +91,12 @@ async fn calls(etcd: &Etcd) -> f64 {
     etcd.started_calls("Range").await + etcd.started_calls("RangeStream").await
 }
 
+/// Number of reads that shared another one's response.
+async fn joined(rangecache: &Rangecache) -> f64 {
+    let metrics = rangecache.metrics().await;
+    metrics.sum("rangecache_forward_joined_total")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn identical_large_reads_share_a_call() {
     let mut scene = Scene::new(64, &[]).await;
@@ -99,16 +110,32 @@ async fn identical_large_reads_share_a_call() {
     );
     let outcomes = scene.rangecache.outcomes_since(&scene.before, 64).await;
     assert_eq!(outcomes.of("streamed"), 64);
-    assert_eq!(
-        scene
-            .rangecache
-            .metrics()
-            .await
-            .sum("rangecache_forward_joined_total"),
-        63.0
-    );
+    assert_eq!(joined(&scene.rangecache).await, 63.0);
     let etcds = calls(&scene.etcd).await - scene.calls_before;
     assert!(etcds < 32.0, "64 reads and a few checks cost etcd {etcds} Ranges");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metadata_of_one_client_fails_no_read_that_shares_its_call() {
+    let mut scene = Scene::new(1, &[]).await;
+    until(SOON, "a call is in flight", async || {
+        let metrics = scene.rangecache.metrics().await;
+        (metrics.sum("rangecache_forward_large") == 1.0).then_some(())
+    })
+    .await;
+    let client = scene.rangecache.client().await;
+    // The next call is made for a read that etcd would refuse, and for those that wait with it.
+    let refused = client.with_metadata("host", "a").with_metadata("host", "b");
+    scene.read_by(refused);
+    scene.waiting(1.0).await;
+    for _ in 0..20 {
+        scene.read_by(client.clone());
+    }
+    scene.waiting(21.0).await;
+    let (answers, codes) = scene.resume_and_collect().await;
+    assert_eq!((answers.len(), codes), (22, vec![]));
+    assert!(answers.iter().all(|answer| answer.kvs == answers[0].kvs));
+    assert_eq!(joined(&scene.rangecache).await, 21.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,12 +9,14 @@ use http::{HeaderMap, HeaderValue};
 pub use etcd_wire::grpc::hub::INSTANCE as HEADER;
 
 /// 128 random bits, in hexadecimal.
-static ID: LazyLock<HeaderValue> = LazyLock::new(|| {
+static ID: LazyLock<HeaderValue> = LazyLock::new(random_id);
+
+fn random_id() -> HeaderValue {
     // The keys of each state are random.
     let random = || RandomState::new().hash_one(std::process::id());
     let id = format!("{:016x}{:016x}", random(), random());
     HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("rangecache"))
-});
+}
 
 /// Identity of a rangecache.
 #[derive(Clone, Debug)]
@@ -24,11 +26,21 @@ impl Instance {
     /// The identity of this process; in a simulated network each is another one, because many rangecaches share the process.
     #[must_use]
     pub fn of_process() -> Instance {
+        Instance::simulated().unwrap_or_else(|| Instance(ID.clone()))
+    }
+
+    /// Another identity, which shows nothing of the one by which requests that come back are found: a client that knows that could send
+    /// requests that seem to come back.
+    #[must_use]
+    pub fn unrelated() -> Instance {
+        Instance::simulated().unwrap_or_else(|| Instance(random_id()))
+    }
+
+    fn simulated() -> Option<Instance> {
         #[cfg(debug_assertions)]
-        if let Some(number) = crate::simulated::next_instance() {
-            return Instance(HeaderValue::from(number));
-        }
-        Instance(ID.clone())
+        return crate::simulated::next_instance().map(|number| Instance(HeaderValue::from(number)));
+        #[cfg(not(debug_assertions))]
+        None
     }
 
     /// The identity as text.
@@ -68,5 +80,6 @@ mod tests {
             assert_eq!(headers.get_all(HEADER).iter().count(), 2);
         }
         assert_eq!(own.id().len(), 32);
+        assert_ne!(Instance::unrelated().id(), own.id());
     }
 }

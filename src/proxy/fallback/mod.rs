@@ -47,7 +47,9 @@ use super::forward::{Forward, Gate, RequestBody, outcome_of};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::proxy::metrics::ProxyMetrics;
 use etcd_store::cache::RangeQuery;
+use etcd_wire::grpc::head::shared_head;
 use etcd_wire::grpc::metadata::grpc_content_type;
+use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner};
 use page_series::{PageObserver, PageSeriesCache};
 use rangecache_base::telemetry::Outcome;
@@ -211,10 +213,12 @@ impl Fallback {
                         if shared.is_streamed {
                             *read.outcome = read.outcome.streamed();
                         }
-                        Ok(shared.response())
+                        Ok(shared.response(&read.metadata.content_type))
                     }
                     Err(NotShared::Refused(refused)) => refuse(read, refused),
-                    Err(NotShared::DoesNotFit { .. }) => self.fetch_alone(read, scope, None).await,
+                    Err(NotShared::DoesNotFit { .. } | NotShared::OfTheCall) => {
+                        self.fetch_alone(read, scope, None).await
+                    }
                 };
             }
         };
@@ -437,10 +441,8 @@ impl Fallback {
             return None;
         }
         Some(self.shared_calls.lead_or_join(&read.framed, || {
-            let mut parts = read.parts.clone();
-            // The first client's deadline must not fail the others: each client waits until its own, the shared call
-            // has none.
-            parts.headers.remove("grpc-timeout");
+            // Without the first client's deadline: each client waits until its own.
+            let parts = shared_head(RANGE, &read.parts.headers);
             let (fallback, framed, query) = (Arc::clone(self), read.framed.clone(), read.query.clone());
             let account = Arc::clone(read.account);
             async move { fallback.shared_call(parts, framed, &query, &account).await }
@@ -470,21 +472,19 @@ impl Fallback {
             .convert(&parts, &framed, query, Some(&ShareScope::Everyone), account)
             .await
         {
-            return Ok(Arc::new(converted.into()));
+            return SharedResponse::from(converted).for_all();
         }
         if self.too_large.contains(&framed) {
             return Err(NotShared::DoesNotFit { is_too_large: true });
         }
         let body = RequestBody::Read(framed.clone());
         let sent = self.forward.send(parts, body, ConnectionClass::Stream).await;
-        let upstream_response = sent.map_err(|error| Refused::shared_call(error.status()))?;
         let (cluster_state, client) = (&self.forward.cluster_state, account.client());
-        let collected =
-            SharedResponse::collect(upstream_response, cluster_state, &self.shared_bytes, client).await;
+        let collected = SharedResponse::collect(sent?, cluster_state, &self.shared_bytes, client).await;
         if let Err(NotShared::DoesNotFit { is_too_large: true }) = collected {
             self.too_large.add(&framed);
         }
-        collected.map(Arc::new)
+        collected?.for_all()
     }
 
     /// Serves a large Range by a RangeStream; `None` if it must be forwarded instead.

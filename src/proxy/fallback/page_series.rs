@@ -39,6 +39,7 @@ use etcd_store::cache::{RangeQuery, ResponseHeader, Rope, Selection};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::grpc::head::shared_metadata;
 use etcd_wire::grpc::status::is_ok;
 use etcd_wire::grpc::{RangeResponseScanner, ResponseSummary};
 use rangecache_base::telemetry::metrics::gauge;
@@ -47,7 +48,8 @@ use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
 use rangecache_mirror::history::HistoryId;
-use rangecache_upstream::{ReceiveWindow, Upstream, caller_identity, gates};
+use rangecache_upstream::{ReceiveWindow, Upstream, gates};
+use tonic::metadata::MetadataMap;
 
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -372,9 +374,7 @@ impl PageSeriesCache {
             limit: 0,
             ..stream_request(request.query)
         });
-        if *request.scope != ShareScope::Everyone {
-            *call.metadata_mut() = caller_identity(request.headers);
-        }
+        *call.metadata_mut() = MetadataMap::from_headers(shared_metadata(request.headers));
         let began = Instant::now();
         let opening = tokio::time::timeout(CHUNK_TIMEOUT, client.range_stream(call)).await;
         let stream = match opening {

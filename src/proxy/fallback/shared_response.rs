@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Response, response};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use http_body::Frame;
 
 use super::refused::Refused;
@@ -14,9 +14,12 @@ use super::unary_over_stream::Converted;
 use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
+use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{ByteBudget, HeldBytes};
 use rangecache_mirror::history::ClusterState;
-use rangecache_upstream::BoxError;
+
+/// Codes that etcd has for what all of the reads ask, or for its own state: `Ok`, `ResourceExhausted`, `OutOfRange`, `Unavailable`.
+const CODES_FOR_ALL: [&[u8]; 4] = [b"0", b"8", b"11", b"14"];
 
 /// Why identical reads have no response in common.
 #[derive(Clone, Debug)]
@@ -28,6 +31,8 @@ pub(super) enum NotShared {
         /// They would not fit either if others needed less.
         is_too_large: bool,
     },
+    /// etcd has refused the call, perhaps for its metadata: each read is served by a call of its own.
+    OfTheCall,
 }
 
 impl<R: Into<Refused>> From<R> for NotShared {
@@ -45,6 +50,15 @@ pub(super) struct SharedResponse {
     /// Whether etcd sent it as a RangeStream.
     pub(super) is_streamed: bool,
     _held: HeldBytes,
+}
+
+impl From<SendError> for NotShared {
+    fn from(error: SendError) -> NotShared {
+        match error {
+            SendError::Reset(_) => NotShared::OfTheCall,
+            error => NotShared::Refused(Refused::shared_call(error.status())),
+        }
+    }
 }
 
 impl From<Converted> for SharedResponse {
@@ -80,8 +94,7 @@ impl SharedResponse {
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
         let mut held = budget.hold_for(client);
         let mut pieces = Vec::new();
-        let lost = |error: BoxError| Refused::shared_call(SendError::Lost(error).status());
-        while let Some(data) = reader.data().await.map_err(lost)? {
+        while let Some(data) = reader.data().await.map_err(SendError::of_connection)? {
             let bytes = data.len() as u64;
             if held.try_grow(bytes).is_err() {
                 held.record_refusal();
@@ -99,8 +112,20 @@ impl SharedResponse {
         })
     }
 
-    /// Creates the response for one of the reads; shares the bytes.
-    pub(super) fn response(self: &Arc<Self>) -> Response<ResponseBody> {
+    /// Returns the response, unless another call of one of the reads might have a better one.
+    ///
+    /// # Errors
+    /// [`NotShared::OfTheCall`].
+    pub(super) fn for_all(self) -> Result<Arc<SharedResponse>, NotShared> {
+        let fields = self.trailers.as_ref().unwrap_or(&self.head.headers);
+        let code = fields.get(GRPC_STATUS).map(HeaderValue::as_bytes);
+        let is_for_all =
+            self.head.status == StatusCode::OK && code.is_some_and(|code| CODES_FOR_ALL.contains(&code));
+        is_for_all.then(|| Arc::new(self)).ok_or(NotShared::OfTheCall)
+    }
+
+    /// Creates the response for one of the reads, which has this content type; shares the bytes.
+    pub(super) fn response(self: &Arc<Self>, content_type: &HeaderValue) -> Response<ResponseBody> {
         let body = SharedBody {
             response: Arc::clone(self),
             next: 0,
@@ -108,7 +133,9 @@ impl SharedResponse {
         };
         let mut response = Response::new(ResponseBody::from_source(body));
         *response.status_mut() = self.head.status;
-        response.headers_mut().clone_from(&self.head.headers);
+        let headers = response.headers_mut();
+        headers.clone_from(&self.head.headers);
+        headers.insert(CONTENT_TYPE, content_type.clone());
         response
     }
 }
@@ -154,27 +181,56 @@ mod tests {
         let budget = ByteBudget::first_come(100, metrics);
         let mut held = budget.hold();
         held.try_grow(6).unwrap();
-        let (head, ()) = Response::builder()
-            .header("content-type", "application/grpc")
-            .body(())
-            .unwrap()
-            .into_parts();
-        let shared = Arc::new(SharedResponse {
-            head,
+        let shared = SharedResponse {
+            head: Response::new(()).into_parts().0,
             pieces: vec![Bytes::from_static(b"one"), Bytes::from_static(b"two")],
             trailers: Some(ok_trailers()),
             is_streamed: false,
             _held: held,
-        });
-        let responses = [shared.response(), shared.response()];
+        };
+        let shared = shared.for_all().unwrap();
+        let types = ["application/grpc", "application/grpc+proto"];
+        let responses = types.map(|of| (of, shared.response(&HeaderValue::from_static(of))));
         drop(shared);
-        for response in responses {
+        for (content_type, response) in responses {
             assert_eq!(gauge.get(), 6);
-            assert_eq!(response.headers()["content-type"], "application/grpc");
+            assert_eq!(response.headers()["content-type"], content_type);
             let body = response.into_body().collect().await.unwrap();
             assert_eq!(body.trailers(), Some(&ok_trailers()));
             assert_eq!(body.to_bytes(), "onetwo");
         }
         assert_eq!(gauge.get(), 0);
+    }
+
+    #[test]
+    fn error_that_metadata_may_cause_is_not_shared() {
+        for (http_status, code, is_for_all) in [
+            (200, Some("0"), true),
+            (200, Some("11"), true),
+            (200, Some("14"), true),
+            (200, Some("3"), false),
+            (200, Some("9"), false),
+            (200, Some("13"), false),
+            (200, None, false),
+            (400, Some("0"), false),
+        ] {
+            let fields = HeaderMap::from_iter(code.map(|code| (GRPC_STATUS, HeaderValue::from_static(code))));
+            // In trailers, and in a response of nothing else.
+            for is_trailer in [true, false] {
+                let mut head = Response::new(()).into_parts().0;
+                head.status = StatusCode::from_u16(http_status).unwrap();
+                if !is_trailer {
+                    head.headers.clone_from(&fields);
+                }
+                let shared = SharedResponse {
+                    head,
+                    pieces: Vec::new(),
+                    trailers: is_trailer.then(|| fields.clone()),
+                    is_streamed: false,
+                    _held: ByteBudget::first_come(100, BufferKindMetrics::default()).hold(),
+                };
+                assert_eq!(shared.for_all().is_ok(), is_for_all, "{http_status}, {code:?}");
+            }
+        }
     }
 }

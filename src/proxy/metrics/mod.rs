@@ -123,16 +123,16 @@ impl ProxyMetrics {
 #[derive(Debug)]
 pub(super) struct ProxyTelemetry {
     pub(super) metrics: ProxyMetrics,
-    /// The process's identity among rangecaches.
+    /// The identity that other rangecaches are told.
     pub(super) instance: Instance,
     process: Arc<Telemetry>,
 }
 
 impl ProxyTelemetry {
-    pub(super) fn new(process: &Arc<Telemetry>, instance: &Instance) -> ProxyTelemetry {
+    pub(super) fn new(process: &Arc<Telemetry>) -> ProxyTelemetry {
         ProxyTelemetry {
             metrics: ProxyMetrics::new(&process.metrics),
-            instance: instance.clone(),
+            instance: Instance::unrelated(),
             process: Arc::clone(process),
         }
     }
@@ -140,7 +140,7 @@ impl ProxyTelemetry {
 
 impl Default for ProxyTelemetry {
     fn default() -> ProxyTelemetry {
-        ProxyTelemetry::new(&Arc::default(), &Instance::of_process())
+        ProxyTelemetry::new(&Arc::default())
     }
 }
 

@@ -1,15 +1,19 @@
 //! Heads of requests: the memory that they take, and copies that outlive their request.
 
-use http::header::HeaderMap;
+use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri};
 
-use super::fields::HeadFields;
+use super::fields::{CREDENTIALS, HeadFields};
+use super::hub::INSTANCE;
 use super::metadata::remove_own_metadata;
 
 /// Header fields of a call; one with more is refused. Each takes some memory, however short it is, and HPACK sends it in
 /// one byte.
 pub const MAX_FIELDS: usize = 256;
+/// Metadata of the trace that a call belongs to.
+const TRACE: [&str; 2] = ["traceparent", "tracestate"];
+
 /// Memory of a request's path and header list, in bytes.
 #[must_use]
 pub fn head_bytes(uri: &Uri, fields: &HeadFields) -> u64 {
@@ -21,10 +25,6 @@ pub fn head_bytes(uri: &Uri, fields: &HeadFields) -> u64 {
 /// copied: those of a received request are parts of the connection's buffers, which they would keep in memory.
 #[must_use]
 pub fn kept_head(path: &'static str, headers: &HeaderMap) -> Parts {
-    let (mut head, ()) = Request::new(()).into_parts();
-    head.method = http::Method::POST;
-    head.uri = Uri::from_static(path);
-    head.version = http::Version::HTTP_2;
     let mut kept = HeaderMap::with_capacity(headers.keys_len());
     for (name, value) in headers {
         // Never fails for a name.
@@ -32,7 +32,43 @@ pub fn kept_head(path: &'static str, headers: &HeaderMap) -> Parts {
         kept.append(name, copied(value));
     }
     remove_own_metadata(&mut kept);
-    head.headers = kept;
+    head_of(path, kept)
+}
+
+/// Returns a head for the call to etcd at `path` by which several clients are served, one of which has sent `headers`.
+#[must_use]
+pub fn shared_head(path: &'static str, headers: &HeaderMap) -> Parts {
+    let mut shared = shared_metadata(headers);
+    shared.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    shared.insert(TE, HeaderValue::from_static("trailers"));
+    head_of(path, shared)
+}
+
+/// Returns what a call by which several clients are served has of the metadata in the `headers` of one of them: whom it is for,
+/// the rangecaches that it has passed, and its trace. Anything else could make etcd refuse the others.
+#[must_use]
+pub fn shared_metadata(headers: &HeaderMap) -> HeaderMap {
+    let mut shared = HeaderMap::new();
+    for name in CREDENTIALS
+        .into_iter()
+        .chain(TRACE)
+        .map(HeaderName::from_static)
+        .chain([INSTANCE])
+    {
+        for value in headers.get_all(&name) {
+            shared.append(name.clone(), value.clone());
+        }
+    }
+    shared
+}
+
+/// Returns the head of a call to etcd at `path`.
+fn head_of(path: &'static str, headers: HeaderMap) -> Parts {
+    let (mut head, ()) = Request::new(()).into_parts();
+    head.method = http::Method::POST;
+    head.uri = Uri::from_static(path);
+    head.version = http::Version::HTTP_2;
+    head.headers = headers;
     head
 }
 
@@ -51,6 +87,7 @@ mod tests {
     use super::*;
     use crate::grpc::WATCH;
     use crate::grpc::fields::FIELD_BYTES;
+    use crate::grpc::method::RANGE;
 
     #[test]
     fn kept_head_has_the_metadata_for_etcd_in_memory_of_its_own() {
@@ -75,5 +112,39 @@ mod tests {
         let fields = 3 * FIELD_BYTES + 5 + 20 + 2 * 11;
         let kept = HeadFields::of(&head.headers);
         assert_eq!(head_bytes(&head.uri, &kept), (25 + fields) as u64);
+    }
+
+    #[test]
+    fn shared_head_has_nothing_by_which_one_client_could_make_etcd_refuse_others() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("content-type", "application/grpc+proto"),
+            ("host", "a"),
+            ("host", "b"),
+            ("token", "of alice"),
+            ("traceparent", "00-1-2-01"),
+            ("rangecache-instance", "a"),
+            ("rangecache-instance", "b"),
+            ("rangecache-check", "true"),
+            ("grpc-timeout", "1n"),
+            ("content-length", "7"),
+        ] {
+            headers.append(name, HeaderValue::from_static(value));
+        }
+        let head = shared_head(RANGE, &headers);
+        assert_eq!((head.uri.path(), head.method), (RANGE, http::Method::POST));
+        let fields = head.headers.iter();
+        let fields: Vec<_> = fields
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        let expected = [
+            ("token", "of alice"),
+            ("traceparent", "00-1-2-01"),
+            ("rangecache-instance", "a"),
+            ("rangecache-instance", "b"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ];
+        assert_eq!(fields, expected);
     }
 }
