@@ -19,7 +19,7 @@ use prost::Message;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use crate::kv::{RANGE_STREAM, WATCH};
 use crate::pb::{Event, StatusResponse, WatchResponse};
@@ -230,7 +230,7 @@ impl Drop for Relay {
     }
 }
 
-/// A balancer on one URL that leads each new connection to the next of its targets.
+/// A balancer on one URL that leads each new connection, or each call, to the next of its targets.
 pub struct Balancer {
     url: String,
     accepting: JoinHandle<()>,
@@ -239,10 +239,7 @@ pub struct Balancer {
 impl Balancer {
     /// A balancer over `targets`, such as `http://127.0.0.1:2379`.
     pub async fn over(targets: &[&str]) -> Self {
-        let target = |url: &&str| url.strip_prefix("http://").expect("an http:// URL").to_owned();
-        let targets: Vec<_> = targets.iter().map(target).collect();
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let url = format!("http://{}", listener.local_addr().expect("is bound"));
+        let (targets, listener, url) = Self::bind(targets).await;
         let accepting = tokio::spawn(async move {
             for target in targets.iter().cycle() {
                 if let (Ok((mut client, _)), Ok(mut server)) =
@@ -258,6 +255,28 @@ impl Balancer {
         Self { url, accepting }
     }
 
+    /// A balancer over `targets` that leads each call to the next of them, as those of service meshes do.
+    pub async fn of_calls(targets: &[&str]) -> Self {
+        let (targets, listener, url) = Self::bind(targets).await;
+        let turn = Arc::<AtomicUsize>::default();
+        let accepting = tokio::spawn(async move {
+            loop {
+                if let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(carry_calls(client, targets.clone(), turn.clone()));
+                }
+            }
+        });
+        Self { url, accepting }
+    }
+
+    async fn bind(targets: &[&str]) -> (Vec<String>, TcpListener, String) {
+        let target = |url: &&str| url.strip_prefix("http://").expect("an http:// URL").to_owned();
+        let targets: Vec<_> = targets.iter().map(target).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("is bound"));
+        (targets, listener, url)
+    }
+
     /// URL to connect to.
     pub fn url(&self) -> &str {
         &self.url
@@ -268,6 +287,59 @@ impl Drop for Balancer {
     fn drop(&mut self) {
         self.accepting.abort();
     }
+}
+
+/// Carries the calls of one connection of a client over one connection to each target.
+async fn carry_calls(client: TcpStream, targets: Vec<String>, turn: Arc<AtomicUsize>) {
+    let mut drivers = JoinSet::new();
+    let mut senders = Vec::new();
+    for target in targets {
+        let Ok(server) = TcpStream::connect(&target).await else {
+            return;
+        };
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(server));
+        let Ok((sender, driver)) = handshake.await else {
+            return;
+        };
+        drivers.spawn(driver);
+        senders.push((sender, target));
+    }
+    let service = service_fn(move |request| {
+        let next = turn.fetch_add(1, Ordering::SeqCst) % senders.len();
+        let (sender, target) = senders[next].clone();
+        async move {
+            let response = pass_on(sender, &target, request).await;
+            Ok::<_, Infallible>(response.map_or_else(lost, |response| response.map(BodyExt::boxed_unsync)))
+        }
+    });
+    let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(client), service);
+    // Either side's end ends all.
+    tokio::select! {
+        _ = serving => {}
+        _ = drivers.join_next() => {}
+    }
+}
+
+/// Sends a request to the target; `None` if its connection is lost.
+async fn pass_on(
+    mut sender: SendRequest<Incoming>,
+    target: &str,
+    mut request: Request<Incoming>,
+) -> Option<Response<Incoming>> {
+    let path = request.uri().path().to_owned();
+    *request.uri_mut() = format!("http://{target}{path}").parse::<Uri>().expect("is one");
+    sender.send_request(request).await.ok()
+}
+
+/// The response to a request whose target is lost.
+fn lost() -> Response<Body> {
+    let body = Empty::new()
+        .map_err(|never: Infallible| match never {})
+        .boxed_unsync();
+    let mut lost = Response::new(body);
+    *lost.status_mut() = StatusCode::BAD_GATEWAY;
+    lost
 }
 
 /// Carries one connection of a client over one connection to the target.
@@ -312,13 +384,12 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
 }
 
 async fn forward(
-    mut sender: SendRequest<Incoming>,
+    sender: SendRequest<Incoming>,
     target: String,
     carried: Arc<Carried>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
-    *request.uri_mut() = format!("http://{target}{path}").parse::<Uri>().expect("is one");
     let state = carried.state.clone();
     let name = request.headers_mut().remove(HOLD);
     let _held = match name {
@@ -336,13 +407,8 @@ async fn forward(
         }
         None => None,
     };
-    let Ok(response) = sender.send_request(request).await else {
-        let body = Empty::new()
-            .map_err(|never: Infallible| match never {})
-            .boxed_unsync();
-        let mut lost = Response::new(body);
-        *lost.status_mut() = StatusCode::BAD_GATEWAY;
-        return Ok(lost);
+    let Some(response) = pass_on(sender, &target, request).await else {
+        return Ok(lost());
     };
     let header_depth = match path.as_str() {
         RANGE_STREAM => 2,

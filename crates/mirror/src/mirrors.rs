@@ -97,9 +97,11 @@ impl Mirrors {
             },
             continues: {
                 let (set, upstream) = (Arc::clone(&set), Arc::clone(upstream));
-                Box::new(move |connection, history| {
+                Box::new(move |connection, history, of_hub| {
                     let (set, upstream) = (Arc::clone(&set), Arc::clone(&upstream));
-                    Box::pin(async move { is_of_history(&set, &upstream, &connection, history, None).await })
+                    Box::pin(async move {
+                        is_of_history(&set, &upstream, &connection, history, of_hub, None).await
+                    })
                 })
             },
         };
@@ -304,8 +306,16 @@ impl Mirrors {
         history: HistoryId,
         watched: &WatchedLoads,
     ) -> bool {
-        is_of_history(&self.set, &self.upstream, connection, history, Some(watched)).await
-            && watched.began_after(connection.history_since())
+        is_of_history(
+            &self.set,
+            &self.upstream,
+            connection,
+            history,
+            None,
+            Some(watched),
+        )
+        .await
+            && watched.began_after(connection.history_since(connection.hub_history()))
     }
 }
 

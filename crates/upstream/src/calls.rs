@@ -392,7 +392,7 @@ mod tests {
         let since = async |value| {
             *server.history.lock() = Some(value);
             is_serving(&connection).await;
-            connection.history_since()
+            connection.history_since(connection.hub_history())
         };
         let began = Instant::now();
         let first = since("0a.1.3600000").await;

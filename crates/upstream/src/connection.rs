@@ -17,12 +17,13 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
+use super::hubs::{Hubs, ProvenByHub};
 use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use super::transport::Transport;
 use super::upstream_body::UpstreamBody;
 use etcd_wire::grpc::frame::framed;
-use etcd_wire::grpc::hub::{HISTORY, HubHistory, HubProof, Origin};
+use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
 
@@ -56,12 +57,12 @@ pub struct Connection {
     origin: Uri,
     transport: Transport,
     in_flight: AtomicUsize,
-    /// Number, plus one, of the history to which the member was found to belong; 0 until then.
+    /// Number, plus one, of the history to which the member was found to belong; 0 until then, and behind a hub.
     checked_history: AtomicU64,
     /// A [`Peer`].
     peer: AtomicU8,
-    /// The history that the peer has proven last, if it is another rangecache.
-    hub_history: Mutex<Option<ProvenByHub>>,
+    /// Proofs of rangecaches, if the peer is one, or a balancer that sends calls to several.
+    hubs: Mutex<Hubs>,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,
     /// When the connection was opened.
@@ -73,18 +74,6 @@ pub struct Connection {
     credentials: Arc<Credentials>,
     /// Shared with the endpoint's other connections.
     server: Arc<ServerCapabilities>,
-}
-
-/// The history that a hub has proven last on a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct ProvenByHub {
-    /// The history.
-    pub history: HubHistory,
-    /// Since when no history can have ended without a trace: the hub has proven no other one on the connection, and the connections
-    /// have been open on which it has checked.
-    pub since: Instant,
-    /// Whether the hub has never proven another one on the connection.
-    pub is_first: bool,
 }
 
 /// Counts a call as in flight until dropped.
@@ -132,7 +121,7 @@ impl Connection {
             in_flight: AtomicUsize::new(0),
             checked_history: AtomicU64::new(0),
             peer: AtomicU8::new(Peer::Unknown as u8),
-            hub_history: Mutex::default(),
+            hubs: Mutex::default(),
             history_turn: Semaphore::new(1),
             opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
@@ -167,20 +156,18 @@ impl Connection {
     }
 
     /// Since when each quorum check on the connection has shown one history: since it was opened, or behind a hub what that has
-    /// proven ([`ProvenByHub::since`]).
+    /// proven for `of_hub` ([`ProvenByHub::since`]).
     #[must_use]
-    pub fn history_since(&self) -> Instant {
-        self.proven_by_hub()
-            .map_or_else(|| self.opened(), |proven| proven.since)
+    pub fn history_since(&self, of_hub: Option<HubHistory>) -> Instant {
+        let proven = of_hub.and_then(|of_hub| self.hubs.lock().proven(of_hub));
+        proven.map_or_else(|| self.opened(), |proven| proven.since)
     }
 
     /// Since when nothing has shown that the history behind the connection has changed: since it was opened, unless a hub has
     /// proven another one since.
     #[must_use]
     pub fn unchanged_since(&self) -> Instant {
-        self.proven_by_hub()
-            .filter(|proven| !proven.is_first)
-            .map_or(self.opened, |proven| proven.since)
+        self.hubs.lock().changed().unwrap_or(self.opened)
     }
 
     /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
@@ -198,7 +185,7 @@ impl Connection {
     /// The history that the peer has proven last, if it is another rangecache.
     #[must_use]
     pub fn proven_by_hub(&self) -> Option<ProvenByHub> {
-        *self.hub_history.lock()
+        self.hubs.lock().last()
     }
 
     /// The history itself of [`Connection::proven_by_hub`].
@@ -207,8 +194,13 @@ impl Connection {
         self.proven_by_hub().map(|proven| proven.history)
     }
 
-    /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's. In another
-    /// history of a hub, the one behind this connection has to be compared again.
+    /// The history that each rangecache behind the connection has proven last.
+    #[must_use]
+    pub fn hub_histories(&self) -> Vec<HubHistory> {
+        self.hubs.lock().histories()
+    }
+
+    /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's.
     fn take_origin(&self, headers: &mut HeaderMap) -> Option<Origin> {
         let Some(origin) = Origin::of(headers) else {
             if self.peer.load(Ordering::Relaxed) == Peer::Unknown as u8 {
@@ -219,23 +211,9 @@ impl Connection {
         headers.remove(HISTORY);
         self.peer.store(Peer::Hub as u8, Ordering::Release);
         self.server.record_hub();
-        if let Origin::Proven(HubProof { history, age }) = origin {
-            let now = Instant::now();
-            // Later than it was by the time of the response's way.
-            let checked_since = now.checked_sub(age).unwrap_or(self.opened);
-            let mut known = self.hub_history.lock();
-            match &mut *known {
-                Some(known) if known.history == history => known.since = known.since.max(checked_since),
-                other => {
-                    let is_first = other.is_none();
-                    *other = Some(ProvenByHub {
-                        history,
-                        since: if is_first { checked_since } else { now },
-                        is_first,
-                    });
-                    self.checked_history.store(0, Ordering::Release);
-                }
-            }
+        if let Origin::Proven(proof) = origin {
+            self.hubs.lock().note(proof, self.opened);
+            self.checked_history.store(0, Ordering::Release);
         }
         Some(origin)
     }
@@ -447,11 +425,14 @@ impl Connection {
         self.cluster_id.store(id, Ordering::Release);
     }
 
-    /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4). A
-    /// connection that was opened again may lead to an etcd that was restored in between.
+    /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4), or the `of_hub` of
+    /// a rangecache behind it. A connection that was opened again may lead to an etcd that was restored in between.
     #[must_use]
-    pub fn is_of_history(&self, history: u64) -> bool {
-        self.checked_history.load(Ordering::Acquire) == history + 1
+    pub fn is_of_history(&self, history: u64, of_hub: Option<HubHistory>) -> bool {
+        match of_hub {
+            None => self.checked_history.load(Ordering::Acquire) == history + 1,
+            Some(of_hub) => self.hubs.lock().is_of_history(of_hub, history),
+        }
     }
 
     /// The turn of what compares the history behind this connection: one comparison serves all who ask. Each connection has its
@@ -460,12 +441,18 @@ impl Connection {
         &self.history_turn
     }
 
-    /// Sets [`Connection::is_of_history`], unless the peer is another rangecache and has proven another history than `of_hub`
-    /// last.
+    /// Unsets [`Connection::is_of_history`] of a member: the next check has to show it again.
+    pub fn compare_again(&self) {
+        self.checked_history.store(0, Ordering::Release);
+    }
+
+    /// Sets [`Connection::is_of_history`], unless a rangecache behind the connection has proven another history than `of_hub` since.
     pub fn set_history(&self, history: u64, of_hub: Option<HubHistory>) {
-        let known = self.hub_history.lock();
-        if known.map(|known| known.history) == of_hub {
-            self.checked_history.store(history + 1, Ordering::Release);
+        let mut hubs = self.hubs.lock();
+        match of_hub {
+            Some(of_hub) => hubs.set_history(of_hub, history),
+            None if hubs.last().is_none() => self.checked_history.store(history + 1, Ordering::Release),
+            None => {}
         }
     }
 }
@@ -718,11 +705,14 @@ mod tests {
     async fn connection_belongs_to_no_history_before_it_was_compared() {
         let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
         let connection = open(&etcd.url).await.unwrap();
-        assert!(!connection.is_of_history(0), "the number of the first history");
+        assert!(
+            !connection.is_of_history(0, None),
+            "the number of the first history"
+        );
         connection.set_history(0, None);
-        assert!(connection.is_of_history(0) && !connection.is_of_history(1));
+        assert!(connection.is_of_history(0, None) && !connection.is_of_history(1, None));
         connection.set_history(1, None);
-        assert!(!connection.is_of_history(0) && connection.is_of_history(1));
+        assert!(!connection.is_of_history(0, None) && connection.is_of_history(1, None));
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
+//! | `hubs` | proofs of the rangecaches behind a connection |
 //! | `opening`, `channel`, `member_status` | how a connection is opened; a connection for tonic's clients; the status of its member |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
 //! | `lean` | the client of the connections for quorum checks and short calls |
@@ -45,6 +46,7 @@ mod flags;
 pub use lean::fuzzing;
 pub mod gates;
 mod health;
+mod hubs;
 mod lean;
 mod list;
 mod member_status;
@@ -77,13 +79,14 @@ pub use capabilities::NoRangeStream;
 pub use channel::Channel;
 pub use class::ConnectionClass;
 pub use clusters::ClusterOfEndpoint;
-pub use connection::{Connection, InFlight, ProvenByHub, SendFailure};
+pub use connection::{Connection, InFlight, SendFailure};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::{EndpointSource, EndpointView};
 pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
+pub use hubs::ProvenByHub;
 pub use lean::MAX_SHORT_BYTES;
 pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};

@@ -8,12 +8,12 @@ use etcd_wire::grpc::hub::HubHistory;
 use rangecache_upstream::Connection;
 
 impl Feeding<'_> {
-    /// Records that the mirror's contents were found on the connection since the hub has proven `first` on it, if that was one.
-    pub(super) fn note_compared(&self, first: Option<HubHistory>) -> Result<(), StaleEpoch> {
+    /// Records that the mirror's contents were found on the connection since hubs have proven what is in `first` on it.
+    pub(super) fn note_compared(&self, first: &[HubHistory]) -> Result<(), StaleEpoch> {
         let Some(now) = self.connection.proven_by_hub() else {
             return Ok(());
         };
-        if first.map_or(now.is_first, |first| first == now.history) {
+        if first.contains(&now.history) || first.is_empty() && now.is_first {
             self.mirror.note_hub(self.epoch, now.history)?;
         }
         Ok(())

@@ -89,7 +89,7 @@ impl<'a> Feed<'a> {
                 .first_event(compacted)
                 .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
-        let of_hub = feeding.connection.hub_history();
+        let of_hubs = feeding.connection.hub_histories();
         let mut proof = loaded_by
             .clone()
             .map_or_else(|| by_events(0), ContinuityProof::Load);
@@ -101,7 +101,7 @@ impl<'a> Feed<'a> {
                     match &proof {
                         ContinuityProof::Load(by) => feeding.note_loaded(by)?,
                         ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
-                            feeding.note_compared(of_hub)?;
+                            feeding.note_compared(&of_hubs)?;
                         }
                     }
                     *loaded_by = None;

@@ -108,7 +108,8 @@ impl CheckCaller<'_> {
             }
             CheckCaller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
-                let serializable = authorization.serializable && connection.is_of_history(history.number());
+                let serializable =
+                    authorization.serializable && connection.is_of_history(history.number(), None);
                 let range = RangeRequest {
                     key: authorization.key.clone(),
                     range_end: authorization.range_end.clone(),

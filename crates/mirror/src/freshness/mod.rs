@@ -29,7 +29,7 @@ use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
-use etcd_wire::grpc::hub::{HubProof, Origin, PROBE_WAIT};
+use etcd_wire::grpc::hub::{HubHistory, HubProof, Origin, PROBE_WAIT};
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::caught;
@@ -44,6 +44,9 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 /// Timeout of one authorization of rangecache's own user.
 const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 
+type Continues =
+    Box<dyn Fn(Arc<Connection>, HistoryId, Option<HubHistory>) -> BoxFuture<'static, bool> + Send + Sync>;
+
 /// Callbacks for changes that a check has found.
 pub struct Findings {
     /// History was replaced; called with the header of the new one.
@@ -51,8 +54,8 @@ pub struct Findings {
     /// In the history of this number, etcd has compacted every revision below this one, or more.
     pub compacted: Box<dyn Fn(HistoryId, i64) + Send + Sync>,
     /// Whether the history behind a connection is the one of this number, by what the mirrors hold: asked at the first check on
-    /// the connection.
-    pub continues: Box<dyn Fn(Arc<Connection>, HistoryId) -> BoxFuture<'static, bool> + Send + Sync>,
+    /// the connection, and at the first that proves this history of a hub.
+    pub continues: Continues,
 }
 
 /// Sends quorum checks: as few as prove all reads.
@@ -467,12 +470,12 @@ impl Freshness {
         }
         let before = self.cluster_state.before_check();
         let history = before.history_id();
-        let proof = |header| Proof {
+        let proof = |header, of_hub| Proof {
             header,
             history,
             at,
             sent: before.began(),
-            connection_opened: connection.history_since(),
+            connection_opened: connection.history_since(of_hub),
         };
         faults::trip(Fault::Check);
         let responding = async {
@@ -493,15 +496,15 @@ impl Freshness {
             Ok(Ok((_, _, None))) => Err(AttemptFailure::WithoutProof),
             Ok(Ok((header, true, Some(compared)))) => {
                 self.finish_check(caller, &before, header, compared.raft_index)?;
-                let continues = self.history_continues(connection, history, compared.is_first);
+                let continues = self.history_continues(connection, history, &compared);
                 if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
                     self.cluster_state.note_checked(connection.opened());
-                    return Ok(proof(header));
+                    return Ok(proof(header, compared.of_hub));
                 }
                 let message = "the history behind the connection is not known to be the same";
                 Err(AttemptFailure::Status(tonic::Status::unavailable(message)))
             }
-            Ok(Ok((header, false, Some(_)))) => Ok(proof(header)),
+            Ok(Ok((header, false, Some(_)))) => Ok(proof(header, None)),
             Ok(Err(status)) if at > 0 && is_compaction(&status) => {
                 (self.findings.compacted)(history, at.saturating_add(1));
                 Err(AttemptFailure::Final(Unproven::Compacted(at)))
@@ -546,19 +549,20 @@ impl Freshness {
         Ok(())
     }
 
-    /// Whether what the mirrors hold is of the history behind `connection`, if this `is_first` check on it has to show that. The
+    /// Whether what the mirrors hold is of the history behind `connection`, if a check on it that was `compared` has to show that. The
     /// raft log shows no rollback whose lost revisions were written again, and a feed may not have noticed yet that its member
     /// is gone.
     async fn history_continues(
         &self,
         connection: &Arc<Connection>,
         history: HistoryId,
-        is_first: bool,
+        compared: &LogComparison,
     ) -> bool {
-        if !is_first || connection.is_of_history(history.number()) {
+        let of_hub = compared.of_hub;
+        if !compared.is_first || connection.is_of_history(history.number(), of_hub) {
             return true;
         }
-        let compared = (self.findings.continues)(Arc::clone(connection), history);
+        let compared = (self.findings.continues)(Arc::clone(connection), history, of_hub);
         let stop = self.stop.clone();
         // Not cancelled with the check: etcd may need longer than that to count the keys of a large mirror, and the next check
         // on the connection has the result.
@@ -642,6 +646,8 @@ struct LogComparison {
     raft_index: Option<u64>,
     /// Whether this check has to show that the connection is of the known history.
     is_first: bool,
+    /// The history that a hub has proven by the check.
+    of_hub: Option<HubHistory>,
 }
 
 impl LogComparison {
@@ -649,6 +655,7 @@ impl LogComparison {
     const KNOWN: LogComparison = LogComparison {
         raft_index: None,
         is_first: false,
+        of_hub: None,
     };
 }
 
@@ -663,25 +670,27 @@ async fn required_comparison(
     before: &Before,
     checked: &Checked,
 ) -> Result<Option<LogComparison>, tonic::Status> {
-    let is_known = connection.is_of_history(before.history_id().number());
+    let is_known = |of_hub| connection.is_of_history(before.history_id().number(), of_hub);
     Ok(match checked.origin {
         Some(Origin::Hub) => None,
         Some(Origin::Proven(HubProof { history, .. })) => {
-            let last = connection.hub_history();
-            // Another response has shown a later history of the hub meanwhile.
-            (last == Some(history)).then_some(LogComparison {
+            // Not if another response has shown a later history of the hub meanwhile.
+            let is_last = connection.hub_histories().contains(&history);
+            is_last.then(|| LogComparison {
                 raft_index: None,
-                is_first: !is_known,
+                is_first: !is_known(Some(history)),
+                of_hub: Some(history),
             })
         }
         // A balancer leads to hubs and to members of etcd.
         None if connection.leads_to_hub() => None,
-        None if is_known && !before.needs_raft_index(&checked.header) => Some(LogComparison::KNOWN),
+        None if is_known(None) && !before.needs_raft_index(&checked.header) => Some(LogComparison::KNOWN),
         None => {
             let position = Position::of(connection, checked.header).await?;
             Some(LogComparison {
                 raft_index: Some(position.raft_index.unwrap_or_default()),
                 is_first: true,
+                of_hub: None,
             })
         }
     })

@@ -98,9 +98,8 @@ async fn bench_with(slow_round: Duration) -> Bench {
             state.note_compacted(history, revision);
             found.lock().push(revision);
         }),
-        continues: Box::new(move |connection, history| {
+        continues: Box::new(move |connection, history, of_hub| {
             comparisons.fetch_add(1, Ordering::SeqCst);
-            let of_hub = connection.hub_history();
             connection.set_history(history.number(), of_hub);
             Box::pin(std::future::ready(true))
         }),
@@ -267,7 +266,7 @@ async fn lower_revision_or_term_or_another_cluster_is_reported_as_replaced_histo
 }
 
 #[tokio::test]
-async fn check_at_a_hub_needs_its_proof_and_a_comparison_in_each_of_its_histories() {
+async fn check_at_a_hub_needs_its_proof_and_a_comparison_in_each_history_of_each_hub() {
     let mut bench = bench().await;
     for (history, expected, comparisons) in [
         ("0a", Err(Reason::CheckFailed), 0),
@@ -277,6 +276,10 @@ async fn check_at_a_hub_needs_its_proof_and_a_comparison_in_each_of_its_historie
         ("0a.1.5000", Ok(10), 1),
         ("0a.2.5000", Ok(10), 2),
         ("0b.2.5000", Ok(10), 3),
+        // A balancer sends each call to another hub.
+        ("0a.2.5000", Ok(10), 3),
+        ("0b.2.5000", Ok(10), 3),
+        ("0b.3.5000", Ok(10), 4),
     ] {
         *bench.etcd.history.lock() = Some(history);
         let read = bench.read();
