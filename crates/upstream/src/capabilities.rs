@@ -77,8 +77,6 @@ pub(super) struct ServerCapabilities {
     not_lean_since: Mutex<Option<Instant>>,
     /// Statement of the rangecache that has answered the last health check by itself.
     behind_hub: Mutex<Option<BehindHub>>,
-    /// Id of the cluster that a hub has told last; 0 before.
-    cluster_of_hub: AtomicU64,
     /// Number of responses on all connections.
     responses: AtomicU64,
     /// Cancelled once the endpoint is used no more.
@@ -145,9 +143,6 @@ impl ServerCapabilities {
 
     /// Records what a hub leads to; `None` if the last health check was not answered by one.
     pub(super) fn record_behind_hub(&self, behind: Option<BehindHub>) {
-        if let Some(behind) = &behind {
-            self.cluster_of_hub.store(behind.cluster_id, Ordering::Release);
-        }
         *self.behind_hub.lock() = behind;
     }
 
@@ -155,11 +150,6 @@ impl ServerCapabilities {
     pub(super) fn behind_hub(&self) -> Option<String> {
         let behind = self.behind_hub.lock();
         behind.as_ref().map(|behind| behind.endpoints.clone())
-    }
-
-    /// Id of the cluster behind a hub.
-    pub(super) fn cluster_of_hub(&self) -> Option<u64> {
-        Some(self.cluster_of_hub.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
     /// Records that a connection was opened again: another server may be behind the endpoint.

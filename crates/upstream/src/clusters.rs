@@ -8,7 +8,9 @@
 //! list must not change the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -94,33 +96,60 @@ impl Default for Clusters {
 
 impl Clusters {
     /// Records that the connection `slot` leads to the cluster `id`.
-    pub(super) fn record(&self, slot: &ConnectionSlot, id: u64) {
-        self.record_all(vec![(slot.clone(), true)], id);
+    #[cfg(test)]
+    fn record(&self, slot: &ConnectionSlot, id: u64) {
+        self.record_all(vec![(slot.clone(), id)]);
     }
 
-    /// Records that every connection to the endpoint of `slot`, a hub, leads to the cluster `id`.
-    pub(super) fn record_hub(&self, slot: &ConnectionSlot, id: u64) {
-        let known = self.known.lock();
-        let others = known
-            .slots
-            .iter()
-            .filter(|(of, _)| of.url == slot.url && *of != slot);
-        let others = others.map(|(of, (_, is_open))| (of.clone(), *is_open));
-        let all = others.chain([(slot.clone(), true)]).collect();
-        drop(known);
-        self.record_all(all, id);
+    /// Records the cluster that `connection`, which is that of `slot`, has told. If that is another one than the one that is used, and it
+    /// leads to a hub, etcd may have become another cluster for connections that stay: `others` of the endpoint, and their
+    /// slots, are asked again, and count together with it.
+    pub(super) async fn record_told(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Connection,
+        others: impl FnOnce() -> Vec<(ConnectionSlot, Arc<Connection>)>,
+    ) {
+        let Some(id) = connection.cluster_id() else {
+            return;
+        };
+        let mut told = vec![(slot.clone(), id)];
+        if connection.leads_to_hub() && self.is_left_out(Some(id)) {
+            let others = others();
+            let ask = |of| {
+                Box::pin(tokio::time::timeout(
+                    HEALTH_TIMEOUT,
+                    Connection::member_status(of),
+                ))
+            };
+            let mut asking: Vec<_> = others.iter().map(|(_, of)| ask(of)).collect();
+            poll_fn(|cx| {
+                asking.retain_mut(|call| call.as_mut().poll(cx).is_pending());
+                if asking.is_empty() {
+                    Poll::Ready(())
+                } else {
+                    Poll::Pending
+                }
+            })
+            .await;
+            let of_others = others
+                .iter()
+                .filter_map(|(slot, of)| Some((slot.clone(), of.cluster_id()?)));
+            told.extend(of_others);
+        }
+        self.record_all(told);
     }
 
-    /// Records that connections, open or lost, lead to the cluster `id`. All of them are of one endpoint.
-    fn record_all(&self, slots: Vec<(ConnectionSlot, bool)>, id: u64) {
+    /// Records that open connections lead to these clusters.
+    fn record_all(&self, slots: Vec<(ConnectionSlot, u64)>) {
         let mut known = self.known.lock();
         let (mut is_new, mut left) = (false, BTreeSet::new());
-        for (slot, is_open) in slots {
+        for (slot, id) in slots {
             if id == *self.used.borrow() {
                 known.added.remove(&slot.url);
             }
-            let before = known.slots.insert(slot, (id, is_open));
-            is_new |= before != Some((id, is_open));
+            let before = known.slots.insert(slot, (id, true));
+            is_new |= before != Some((id, true));
             left.extend(before.map(|(before, _)| before).filter(|before| *before != id));
         }
         if is_new {
@@ -187,26 +216,34 @@ impl Clusters {
     }
 
     /// Requests the id of the cluster behind a connection, and returns whether its member has responded. Without a
-    /// response in time the id stays unknown.
-    pub(super) async fn ask(&self, slot: &ConnectionSlot, connection: &Arc<Connection>) -> bool {
+    /// response in time the id stays unknown. `others` are those of [`Clusters::record_told`].
+    pub(super) async fn ask(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Arc<Connection>,
+        others: impl FnOnce() -> Vec<(ConnectionSlot, Arc<Connection>)>,
+    ) -> bool {
         let credentials = connection.credentials();
         // The first token is requested on a connection that is in use.
         if credentials.is_configured() && !credentials.have_token() {
             return false;
         }
         let status = tokio::time::timeout(HEALTH_TIMEOUT, connection.member_status()).await;
-        if let Some(id) = connection.cluster_id() {
-            self.record(slot, id);
-        }
+        self.record_told(slot, connection, others).await;
         matches!(status, Ok(Ok(_)))
     }
 
     /// Asks again until the member has responded: a member that starts may accept connections before it can.
-    pub(super) async fn ask_again(&self, slot: &ConnectionSlot, connection: &Arc<Connection>) {
+    pub(super) async fn ask_again(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Arc<Connection>,
+        others: impl Fn() -> Vec<(ConnectionSlot, Arc<Connection>)>,
+    ) {
         let mut pauses = Backoff::new(ASK_PAUSE_FIRST, ASK_PAUSE_LAST);
         loop {
             tokio::time::sleep(pauses.pause()).await;
-            if self.ask(slot, connection).await {
+            if self.ask(slot, connection, &others).await {
                 return;
             }
         }
@@ -303,7 +340,14 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use prost::Message as _;
+
     use super::*;
+    use crate::fake::FakeEtcd;
+    use crate::testing::open;
+    use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
 
     fn slot(endpoint: &str) -> ConnectionSlot {
         ConnectionSlot {
@@ -328,21 +372,51 @@ mod tests {
         assert_eq!(used(&[("a", 2), ("b", 1), ("c", 1)]), 1);
     }
 
-    #[test]
-    fn connections_to_a_hub_lead_to_another_cluster_together() {
+    #[tokio::test]
+    async fn connections_to_a_hub_lead_to_another_cluster_together() {
+        let of_etcd = Arc::new(AtomicU64::new(1));
+        let told = Arc::clone(&of_etcd);
+        let hub = FakeEtcd::start(move |_, _| {
+            let header = Some(ResponseHeader {
+                cluster_id: told.load(Ordering::SeqCst),
+                ..ResponseHeader::default()
+            });
+            let status = StatusResponse {
+                header,
+                ..StatusResponse::default()
+            };
+            std::future::ready(Ok(status.encode_to_vec()))
+        })
+        .await;
+        *hub.history.lock() = Some("0a");
         let clusters = Clusters::default();
-        let of = |class| ConnectionSlot { class, ..slot("hub") };
+        let mut all = Vec::new();
         for class in ConnectionClass::ALL {
-            clusters.record(&of(class), 1);
+            let (slot, connection) = (
+                ConnectionSlot { class, ..slot("hub") },
+                open(&hub.url).await.unwrap(),
+            );
+            assert!(clusters.ask(&slot, &connection, Vec::new).await);
+            all.push((slot, connection));
         }
         clusters.record(&slot("fallback"), 2);
         assert_eq!(clusters.used(), Some(1));
-        clusters.record(&of(ConnectionClass::Check), 2);
-        assert_eq!(clusters.used(), Some(1), "one connection of many");
-        clusters.record_hub(&of(ConnectionClass::Check), 2);
+        // A restore behind the hub, which a health check on one of the connections shows.
+        of_etcd.store(2, Ordering::SeqCst);
+        let (slot, connection) = all.swap_remove(0);
+        connection.set_cluster_id(2);
+        let others = all.clone();
+        clusters.record_told(&slot, &connection, || others).await;
         assert_eq!(clusters.used(), Some(2));
-        let clusters: Vec<_> = clusters.known.lock().slots.values().copied().collect();
-        assert!(clusters.iter().all(|of| *of == (2, true)), "{clusters:?}");
+        assert!(all.iter().all(|(_, of)| !clusters.is_left_out(of.cluster_id())));
+        // One of another hub behind the same address does not know it yet.
+        connection.set_cluster_id(1);
+        clusters.record_told(&slot, &connection, || all.clone()).await;
+        assert_eq!(clusters.used(), Some(2));
+        assert!(clusters.is_left_out(connection.cluster_id()));
+        // It is asked itself once it is opened again.
+        assert!(clusters.ask(&slot, &connection, || all.clone()).await);
+        assert!(!clusters.is_left_out(connection.cluster_id()));
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub struct Connection {
     history_turn: Semaphore,
     /// When the connection was opened.
     opened: Instant,
-    /// Id of the member's cluster; 0 until a status was received.
+    /// [`Connection::cluster_id`]; 0 before.
     cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
     named: Option<NamedConnection>,
@@ -412,12 +412,11 @@ impl Connection {
         &self.credentials
     }
 
-    /// Id of the member's cluster, once a status was received on this connection. Behind a hub, etcd may become another cluster
-    /// while the connection stays: the one that the hub has told last.
+    /// Id of the member's cluster, once a status, or a hub's response to a health check, was received on this connection. Behind a
+    /// hub, etcd may become another cluster while the connection stays.
     #[must_use]
     pub fn cluster_id(&self) -> Option<u64> {
-        let of_hub = self.server.cluster_of_hub().filter(|_| self.leads_to_hub());
-        of_hub.or_else(|| Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0))
+        Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
     /// Sets [`Connection::cluster_id`].

@@ -520,7 +520,7 @@ impl Endpoint {
             biased;
             reason = &mut *driver => return ConnectionEnd::Lost(reason),
             () = self.server.removed().cancelled() => return ConnectionEnd::Removed,
-            has_told = context.clusters.ask(slot, connection) => has_told,
+            has_told = context.clusters.ask(slot, connection, || self.others(slot)) => has_told,
         };
         if context.clusters.is_left_out(connection.cluster_id()) {
             return ConnectionEnd::LeftOut;
@@ -538,7 +538,10 @@ impl Endpoint {
         };
         let ask_again = async {
             if !has_told {
-                context.clusters.ask_again(slot, connection).await;
+                context
+                    .clusters
+                    .ask_again(slot, connection, || self.others(slot))
+                    .await;
             }
             std::future::pending().await
         };
@@ -613,9 +616,7 @@ impl Endpoint {
                         self.set_role(role);
                         can_prove = role.can_prove();
                         self.record_version(&status, context);
-                        if let Some(id) = connection.cluster_id() {
-                            context.clusters.record(slot, id);
-                        }
+                        self.record_cluster(slot, connection, context).await;
                     }
                     StatusReport::Refused(status) | StatusReport::Lost(status) => {
                         tracing::debug!(endpoint = %self.url, code = ?status.code(), message_of_etcd = status.message(),
@@ -632,9 +633,36 @@ impl Endpoint {
             let cluster_id = behind_hub.as_ref().map(|behind| behind.cluster_id);
             self.server.record_behind_hub(behind_hub);
             if let Some(id) = cluster_id {
-                context.clusters.record_hub(slot, id);
+                connection.set_cluster_id(id);
+                self.record_cluster(slot, connection, context).await;
             }
         }
+    }
+
+    async fn record_cluster(
+        &self,
+        slot: &ConnectionSlot,
+        connection: &Connection,
+        context: &ConnectionContext,
+    ) {
+        let recording = context
+            .clusters
+            .record_told(slot, connection, || self.others(slot));
+        recording.await;
+    }
+
+    /// The live connections but that of `slot`, with their slots.
+    fn others(&self, slot: &ConnectionSlot) -> Vec<(ConnectionSlot, Arc<Connection>)> {
+        let mut others = Vec::new();
+        for class in ConnectionClass::ALL {
+            for (number, connection) in self.slots(class).iter().enumerate() {
+                let other = ConnectionSlot::new(&self.url, class, number);
+                if let Some(connection) = connection.load_full().filter(|of| of.is_live() && other != *slot) {
+                    others.push((other, connection));
+                }
+            }
+        }
+        others
     }
 
     fn record_version(&self, status: &StatusResponse, context: &ConnectionContext) {
