@@ -1,11 +1,12 @@
 //! Periodic probe of revision, compaction and auth, independent of client traffic.
 //!
 //! Each tick makes one quorum check, which keeps mirrors of quiet scopes near etcd's revision and detects replaced
-//! history and changes of auth; reads one member's raft index, by which a restore is detected; and makes one small
+//! history and changes of auth; compares one member's raft index, by which a restore is detected; and makes one small
 //! read at the oldest revision that is kept, the cheapest way to detect compactions by other clients, which reads at
 //! past revisions do not depend on unless they are serializable. (A watch from
 //! revision 1 would report them, too, but on a store that was never compacted it makes etcd read all of it.)
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,9 +15,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::feed::Lag;
 use super::freshness::{Freshness, Proof};
-use super::history::{Auth, Compaction};
+use super::history::{Auth, Before, Compaction};
 use super::set::MirrorSet;
 use super::view::{Mirror, Pinned};
+use etcd_store::cache::ResponseHeader;
+use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::{ConnectionClass, Upstream, compact_revision, is_compacted};
@@ -26,6 +29,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// While auth is on, every Nth tick checks without credentials whether it is off again. etcd logs each such check as
 /// a failed authentication.
 const ANONYMOUS_CHECK_TICKS: u32 = 10;
+/// Members whose last checks are kept.
+const MAX_MEMBERS: usize = 16;
 
 /// Components from which the probe reads, and those that it updates.
 #[derive(Debug)]
@@ -50,6 +55,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
     let mut ticks = 0_u32;
     // By the mirrors' positions.
     let mut lags: Vec<Lag> = Vec::new();
+    let mut logs = MemberLogs::default();
     loop {
         let is_tick = tokio::select! {
             _ = timer.tick() => true,
@@ -59,7 +65,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
         faults::trip(Fault::Probe);
         set.all().for_each(Mirror::age);
         let before = set.cluster_state.before_check();
-        let raft_index = raft_index(upstream).await;
+        let raft_index = raft_index(upstream, &mut logs).await;
         ticks = ticks.wrapping_add(1);
         // Mirrors wait for the first check.
         let may_wait = is_tick && ticks > 1;
@@ -69,6 +75,9 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
             {
                 set.cluster_state
                     .note_raft_index(&before, raft_index, proof.header.revision);
+            }
+            if proof.history == before.history_id() {
+                logs.note(&before, proof.header);
             }
             for (position, slot) in set.present() {
                 let mirror = &slot.mirror;
@@ -152,13 +161,94 @@ fn pinned(probe: &Probe<'_>) -> Option<(i64, Bytes)> {
     (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
-/// Raft index of one member; not asked for at a hub, where the hub compares raft logs.
-async fn raft_index(upstream: &Upstream) -> Option<u64> {
+/// Quorum checks that members have answered, by which their later statuses are judged. A connection to a balancer stays when the members
+/// behind it are restored, and a restored one may be at a revision that is not lower.
+#[derive(Debug, Default)]
+struct MemberLogs(VecDeque<MemberLog>);
+
+/// The last check that one member has answered.
+#[derive(Debug)]
+struct MemberLog {
+    member_id: u64,
+    revision: i64,
+    before: Before,
+}
+
+impl MemberLogs {
+    /// Records a check that began `before`, and was answered with `header`.
+    fn note(&mut self, before: &Before, header: ResponseHeader) {
+        let history = before.history_id();
+        self.0
+            .retain(|log| log.member_id != header.member_id && log.before.history_id() == history);
+        if self.0.len() == MAX_MEMBERS {
+            self.0.pop_front();
+        }
+        self.0.push_back(MemberLog {
+            member_id: header.member_id,
+            revision: header.revision,
+            before: before.clone(),
+        });
+    }
+
+    /// Whether a later `status` is not known to be of another raft log than the check that the same member has answered.
+    fn may_continue(&self, status: &StatusResponse) -> bool {
+        let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
+        let log = self.0.iter().find(|log| log.member_id == member_id);
+        log.is_none_or(|log| log.before.log_continues(log.revision, status.raft_index))
+    }
+}
+
+/// Raft index of one member; not asked for at a hub, where the hub compares raft logs. If it is of another log, the next quorum check
+/// on the connection compares the history again.
+async fn raft_index(upstream: &Upstream, logs: &mut MemberLogs) -> Option<u64> {
     let connection = upstream
         .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
         .await
         .ok()
         .filter(|connection| !connection.leads_to_hub())?;
     let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.member_status());
-    Some(status.await.ok()?.ok()?.raft_index)
+    let status = status.await.ok()?.ok()?;
+    if !logs.may_continue(&status) {
+        tracing::debug!(endpoint = %connection.url(), "a raft log may be another one; the history is compared again");
+        connection.compare_again();
+        return None;
+    }
+    Some(status.raft_index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::HistoryId;
+    use crate::testing::{Bench, SOON};
+
+    #[tokio::test]
+    async fn other_raft_log_behind_an_open_connection_is_found_at_no_lower_revision() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&[]);
+        let probe = Probe {
+            set: &mirrors.set,
+            upstream: &mirrors.upstream,
+            freshness: &mirrors.freshness,
+            pinned: &mirrors.pinned,
+            compaction: &mirrors.compaction,
+        };
+        let probing = run(&probe, Duration::from_millis(1));
+        let state = &mirrors.cluster_state;
+        let watching = async {
+            let known = || state.before_check().log_continues(4, 103);
+            while known() {
+                tokio::task::yield_now().await;
+            }
+            // A balancer leads to a member that was restored, and written to up to the revision that is known.
+            bench.etcd.lock().raft_ahead = 90;
+            while state.history() == HistoryId::FIRST {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = probing => unreachable!("it never ends"),
+            found = tokio::time::timeout(SOON, watching) => found.unwrap(),
+        }
+    }
 }

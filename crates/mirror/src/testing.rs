@@ -68,6 +68,8 @@ pub(super) struct Etcd {
     pub(super) revision: i64,
     pub(super) compacted: i64,
     pub(super) version: &'static str,
+    /// Difference between raft index and revision.
+    pub(super) raft_ahead: i64,
     /// Every event, by revision; a delete has no value.
     pub(super) events: Vec<KeyValue>,
     /// Keys after which the next RangeStreams break, and what happens then.
@@ -159,7 +161,7 @@ impl Etcd {
 
     fn answer(&mut self, path: &str, message: &[u8]) -> Answer {
         if path.ends_with("/Status") {
-            let raft_index = u64::try_from(self.revision + 100).unwrap();
+            let raft_index = u64::try_from(self.revision + self.raft_ahead).unwrap();
             return fake::status_of(self.version, raft_index);
         }
         if !path.ends_with("/Range") {
@@ -299,6 +301,7 @@ impl Bench {
             revision: 1,
             compacted: 0,
             version: "3.7.3",
+            raft_ahead: 100,
             events: Vec::new(),
             breaks: VecDeque::new(),
             has_range_stream: true,
