@@ -43,7 +43,8 @@ pub(super) const OWN_METADATA: [&str; 8] = [
 /// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
 pub(super) const FIELD_BYTES: usize = 160;
 
-/// Meaning of the header fields of a request. Where a field is repeated, its first value counts.
+/// Meaning of the header fields of a request. Where a field is repeated, its first value counts, but of the timeout the last one, as at
+/// etcd.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadFields {
     pub(super) content_type: ContentType,
@@ -123,13 +124,12 @@ impl HeadFields {
                 fields.is_unusual |= !is_base64(value.as_bytes());
             }
             // The values of one name follow each other.
-            if before.replace(name) == Some(name) {
-                continue;
-            }
+            let is_repeated = before.replace(name) == Some(name);
             match name {
-                "content-type" => fields.content_type = ContentType::of(value.as_bytes()),
                 "grpc-timeout" => fields.timeout = parse_timeout(value).map(Some),
                 "grpc-encoding" => fields.is_unusual |= value.as_bytes() != b"identity",
+                _ if is_repeated => {}
+                "content-type" => fields.content_type = ContentType::of(value.as_bytes()),
                 // etcd refuses a version that is not text.
                 "client-api-version" => fields.is_unusual |= value.to_str().is_err(),
                 "hasleader" => fields.require_leader = true,
@@ -267,17 +267,17 @@ mod tests {
     }
 
     #[test]
-    fn every_value_of_binary_metadata_and_the_first_of_others_counts() {
+    fn every_value_of_binary_metadata_the_last_timeout_and_the_first_of_others_count() {
         assert!(fields(&[("x-bin", "AAAA"), ("x-bin", "*")]).is_unusual);
+        // etcd takes the last one, and refuses the call.
+        assert!(fields(&[("grpc-encoding", "identity"), ("grpc-encoding", "gzip")]).is_unusual);
         let repeated = fields(&[
             ("grpc-timeout", "5S"),
             ("grpc-timeout", "1S"),
-            ("grpc-encoding", "identity"),
-            ("grpc-encoding", "gzip"),
             ("rangecache-explain", "false"),
             ("rangecache-explain", "true"),
         ]);
-        assert_eq!(repeated.timeout(), Some(Duration::from_secs(5)));
+        assert_eq!(repeated.timeout(), Some(Duration::from_secs(1)));
         assert!(!repeated.is_unusual && !repeated.explains && repeated.is_addressed);
     }
 
