@@ -304,6 +304,18 @@ impl Etcd {
         copy_folder(&self.data_copy(), &self.data);
     }
 
+    /// Starts another process on a copy of this member's data, on ports of its own: both are the same cluster by its id, and
+    /// their histories differ by what is written from now on alone.
+    pub async fn twin(&self) -> Self {
+        self.copy_data();
+        let mut twin = Self::new(&self.name, self.version, &self.token);
+        copy_folder(&self.data_copy(), &twin.data);
+        twin.initial_cluster = twin.peer();
+        twin.run();
+        twin.ready().await;
+        twin
+    }
+
     fn data_copy(&self) -> PathBuf {
         self.dir.path().join("data-copy")
     }

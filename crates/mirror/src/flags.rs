@@ -45,10 +45,10 @@ pub struct MirrorConfig {
     #[arg(long = "cache-pack", value_name = "WHEN", value_enum, default_value_t = CachePack::Auto)]
     pub cache_pack: CachePack,
 
-    /// Rangecaches that are asked for their keys at the start, so that etcd need only send what differs: sidecars of the same
-    /// etcd, or the process that this one replaces, such as `unix:///run/rangecache.sock`; TLS is as towards etcd
+    /// Rangecaches that are asked for their keys at the start, which are compared with etcd before they are served: sidecars of the
+    /// same etcd, or the process that this one replaces, such as `unix:///run/rangecache.sock`; TLS is as towards etcd
     ///
-    /// When to change it: many sidecars start at once, or an update should not read all of etcd
+    /// When to change it: rarely, because the comparison costs etcd what a load costs
     /// (docs/operations.md#a-start-from-a-neighbour)
     #[arg(long, value_name = "URL,…", value_delimiter = ',')]
     pub warm_from: Vec<Url>,

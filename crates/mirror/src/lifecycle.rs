@@ -113,7 +113,6 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         reason_while_loading: Reason::Loading,
         previous: None,
         image: Image::NotRead,
-        is_from_neighbour: false,
     };
     loop {
         let epoch = mirror.epoch();
@@ -141,8 +140,6 @@ struct Lifecycle<'a> {
     previous: Option<(Epoch, Previous)>,
     /// Image on the disk, until the first load.
     image: Image,
-    /// Most of the last load came from a neighbour.
-    is_from_neighbour: bool,
 }
 
 /// Image on the disk.
@@ -183,7 +180,6 @@ impl Lifecycle<'_> {
             Ok(Some((connection, adopted))) => {
                 self.load_backoff.reset();
                 self.reason_while_loading = Reason::Loading;
-                self.is_from_neighbour = adopted.is_some_and(|adopted| adopted.source == Source::Neighbour);
                 if let Some(adopted) = adopted {
                     let source = adopted.source.as_str();
                     mirror.metrics.adopted.of(source).inc();
@@ -293,7 +289,7 @@ impl Lifecycle<'_> {
     /// connection of the last one.
     async fn follow(&mut self, epoch: Epoch, loaded_by: LoadedBy) -> LoadCause {
         let mirror = self.mirror;
-        match follow(self.mirrors, mirror, epoch, loaded_by, self.is_from_neighbour).await {
+        match follow(self.mirrors, mirror, epoch, loaded_by).await {
             FeedEnd::OverBudget => {
                 tracing::warn!(
                     mirror = mirror.name,
@@ -389,15 +385,8 @@ fn reason_out(mirror: &Mirror) -> Reason {
     mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
 }
 
-/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed. Those that are `unverified` are
-/// compared with etcd as soon as they are in service.
-async fn follow(
-    mirrors: &Mirrors,
-    mirror: &Mirror,
-    epoch: Epoch,
-    mut loaded_by: LoadedBy,
-    mut unverified: bool,
-) -> FeedEnd {
+/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
+async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by: LoadedBy) -> FeedEnd {
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     let mut span_name = "follow";
@@ -427,9 +416,6 @@ async fn follow(
                 }
                 match opened {
                     Ok(feed) => {
-                        if std::mem::take(&mut unverified) {
-                            mirrors.set.ask_verification();
-                        }
                         if let Some(lost_at) = lost_at.take() {
                             tracing::info!(
                                 mirror = mirror.name,
@@ -587,7 +573,6 @@ mod tests {
             reason_while_loading: Reason::Loading,
             previous: None,
             image: Image::Used,
-            is_from_neighbour: false,
         };
         let following = lifecycle.follow(mirror.epoch(), None);
         let cause = tokio::time::timeout(SOON, following).await.unwrap();

@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -83,8 +82,6 @@ pub(super) struct MirrorSet {
     pub(super) neighbours: Neighbours,
     /// `--cache-max-bytes`.
     live: Live<MirrorConfig>,
-    /// Asks for a verification before the next interval.
-    verification: Notify,
 }
 
 impl MirrorSet {
@@ -100,18 +97,7 @@ impl MirrorSet {
             cluster_state,
             neighbours: Neighbours::default(),
             live,
-            verification: Notify::new(),
         }
-    }
-
-    /// Asks for a verification of every mirror now.
-    pub(super) fn ask_verification(&self) {
-        self.verification.notify_one();
-    }
-
-    /// Completes once a verification was asked for.
-    pub(super) async fn verification_asked(&self) {
-        self.verification.notified().await;
     }
 
     /// Number of mirrors that can be added.

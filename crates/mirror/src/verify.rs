@@ -72,7 +72,7 @@ struct PieceDifference {
     first: u64,
 }
 
-/// Verifies every mirror, each `interval` (with jitter) and when asked to, until cancelled.
+/// Verifies every mirror, each `interval` (with jitter), until cancelled.
 pub(super) async fn run(
     set: &MirrorSet,
     upstream: &Upstream,
@@ -80,10 +80,7 @@ pub(super) async fn run(
     interval: Duration,
 ) {
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(jittered(interval)) => {}
-            () = set.verification_asked() => {}
-        }
+        tokio::time::sleep(jittered(interval)).await;
         for mirror in set.all() {
             let span = background(telemetry, "verify", mirror);
             let verifying = verify(&set.cluster_state, upstream, metrics, mirror);

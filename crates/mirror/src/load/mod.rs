@@ -9,6 +9,7 @@
 //! | `adopt` | loads of what has changed since the mirror had its keys |
 //! | `neighbour` | keys from another rangecache, for a start |
 //! | `difference` | what differs, by keys and revisions |
+//! | `whole` | comparison of all that came from a neighbour |
 //! | `read` | the requests of a load |
 //! | `loaded`, `error` | results |
 //! | `cause` | causes of loads, for the metric and the log |
@@ -27,6 +28,7 @@ pub(super) mod over_budget;
 mod pace;
 mod pacing;
 mod read;
+mod whole;
 
 pub(super) use begin::Load;
 pub(super) use cause::LoadCause;
@@ -38,6 +40,7 @@ use adopt::adopt;
 use gather::load_all;
 use neighbour::ask_neighbours;
 pub(super) use neighbour::check_neighbours;
+use whole::compare_whole;
 
 /// Loads on a dedicated connection. Of `previous`, what the mirror had before, or what a neighbour has, only what differs is
 /// read; it is taken once everything has to be.
@@ -52,8 +55,16 @@ pub(super) async fn run(load: &Load<'_>, previous: &mut Option<Previous>) -> Res
     // Nothing to keep, and nothing that tells how large the values are.
     previous.take_if(|keys| keys.tree.is_empty());
     if let Some(keys) = previous {
-        match adopt(load, keys).await {
-            Err(error) if error.may_be_avoided() => {
+        let mut adopted = adopt(load, keys).await;
+        if keys.source == Source::Neighbour
+            && let Ok(loaded) = &adopted
+            && let Err(error) = compare_whole(load, loaded).await
+        {
+            adopted = Err(error);
+        }
+        match adopted {
+            // A neighbour is no reason to try anything twice.
+            Err(error) if error.may_be_avoided() || keys.source == Source::Neighbour => {
                 tracing::info!(mirror = load.mirror.name, %error, "loading everything instead of what has changed");
                 *previous = None;
             }

@@ -194,3 +194,36 @@ async fn keys_of_a_neighbour_that_are_not_of_etcds_history_are_read_from_etcd_an
     let loaded = bench.load_after(&mut previous).await.unwrap();
     assert_eq!(loaded.adopted.unwrap().source, Source::Neighbour);
 }
+
+/// Two etcds that continue copies of one data folder: the keys have the same revisions, and the newest the same values.
+#[tokio::test]
+async fn value_of_a_neighbour_below_the_newest_is_compared_before_it_is_used() {
+    for rewritten in [None, Some(2)] {
+        for has_range_stream in [true, false] {
+            let bench = Bench::new().await;
+            for n in 0..100 {
+                bench.etcd.lock().put(&format!("k{n:02}"), "loaded");
+            }
+            let tree = bench.load().await.unwrap().tree;
+            let mut previous = Some(Previous {
+                tree,
+                source: Source::Neighbour,
+                cluster_id: Some(7),
+            });
+            bench.etcd.lock().has_range_stream = has_range_stream;
+            if let Some(revision) = rewritten {
+                bench.etcd.lock().rewrite(revision);
+            }
+            let loaded = bench.load_after(&mut previous).await.unwrap();
+            let is_kept = loaded.adopted.is_some();
+            assert_eq!(is_kept, rewritten.is_none(), "{has_range_stream}");
+            let expected = if is_kept {
+                "a=loaded"
+            } else {
+                "a=of another history"
+            };
+            assert_eq!(contents(&loaded.tree)[0], expected);
+            assert_eq!(bench.set.cluster_state.history(), HistoryId::FIRST);
+        }
+    }
+}
