@@ -13,9 +13,12 @@ use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use rangecache_base::flags::Live;
 use rangecache_base::net::Url;
+use rangecache_upstream::MAX_MESSAGE_BYTES;
 
 /// Mirrors that reloads may add until the next start. The place of a removed one is not used again.
 const MAX_ADDED: usize = 1_024;
+/// Message that is read whatever `--cache-max-bytes` is: gRPC's default.
+const LEAST_MESSAGE_BYTES: usize = 4 << 20;
 
 /// A mirror with its watch hub.
 #[derive(Debug)]
@@ -135,6 +138,12 @@ impl MirrorSet {
     /// Bound on the memory of all mirrors together (`--cache-max-bytes`).
     pub(super) fn max_bytes(&self) -> u64 {
         self.live.load().max_bytes()
+    }
+
+    /// Largest message that is read into a mirror, in bytes: of `--cache-max-bytes`, if that is less than [`MAX_MESSAGE_BYTES`].
+    pub(super) fn max_message_bytes(&self) -> usize {
+        let max_bytes = usize::try_from(self.max_bytes()).unwrap_or(usize::MAX);
+        max_bytes.clamp(LEAST_MESSAGE_BYTES, MAX_MESSAGE_BYTES)
     }
 
     /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.
@@ -267,6 +276,15 @@ mod tests {
         assert!(!set.within_budget(&one.mirror) && !set.within_budget(&other.mirror));
         one.remove();
         assert!(set.within_budget(&other.mirror));
+    }
+
+    #[test]
+    fn largest_message_is_of_memory_within_bounds() {
+        for (memory, expected) in [("1MiB", 4), ("8MiB", 8), ("64MiB", 64), ("1GiB", 64)] {
+            let live = live(&["--cache-max-bytes", memory]);
+            let set = MirrorSet::new(Vec::new(), Arc::default(), live);
+            assert_eq!(set.max_message_bytes(), expected << 20, "{memory}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -75,6 +76,8 @@ pub(super) struct Etcd {
     /// Keys after which the next RangeStreams break, and what happens then.
     pub(super) breaks: VecDeque<(usize, Then)>,
     pub(super) has_range_stream: bool,
+    /// Counts what is taken of a long message, with which every stream begins.
+    pub(super) long_message: Option<Arc<AtomicU64>>,
     /// Reads of loads and comparisons.
     pub(super) reads: Vec<RangeRequest>,
     pub(super) watches: Vec<WatchCreateRequest>,
@@ -305,6 +308,7 @@ impl Bench {
             events: Vec::new(),
             breaks: VecDeque::new(),
             has_range_stream: true,
+            long_message: None,
             reads: Vec::new(),
             watches: Vec::new(),
             progress_requests: 0,
@@ -320,6 +324,10 @@ impl Bench {
                 let etcd = Arc::clone(&of_streams);
                 async move {
                     let mut sent = 0;
+                    let long_message = etcd.lock().long_message.clone();
+                    if let Some(taken) = long_message {
+                        stream.send_long(&taken).await;
+                    }
                     while let Some(request) = stream.requests.recv().await {
                         if stream.path.ends_with("/RangeStream") {
                             return run_range_stream(&etcd, &stream, &request);
@@ -380,14 +388,23 @@ impl Bench {
 
     /// Loads a mirror that had `previous` before.
     pub(super) async fn load_after(&self, previous: &mut Option<Previous>) -> Result<Loaded, LoadError> {
+        self.load_of(&self.set, previous).await
+    }
+
+    /// Loads the first mirror of `set`, which had `previous` before.
+    pub(super) async fn load_of(
+        &self,
+        set: &MirrorSet,
+        previous: &mut Option<Previous>,
+    ) -> Result<Loaded, LoadError> {
         let load = Load {
-            set: &self.set,
+            set,
             upstream: &self.upstream,
             pacing: &self.pacing,
             tasks: &self.tasks,
             telemetry: &self.telemetry,
             packing: Packing::Never,
-            mirror: self.mirror(),
+            mirror: &set.get(0).unwrap().mirror,
         };
         tokio::time::timeout(SOON, super::load::run(&load, previous))
             .await

@@ -25,7 +25,9 @@ use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::trace::SpanExt as _;
 use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{Channel, Connection, ReceiveWindow, Upstream, around_hubs, jittered};
+use rangecache_upstream::{
+    Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, around_hubs, jittered,
+};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -178,7 +180,7 @@ async fn read(
     from: &Bytes,
 ) -> Result<Option<(Epoch, View, TreeRange, PieceRead)>, Unverified> {
     let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let mut attempt = 0;
     loop {
         // In this order: if the view belongs to a later epoch, a difference is rejected as stale instead of ending

@@ -145,6 +145,16 @@ pub fn is_compaction(status: &tonic::Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("compacted")
 }
 
+/// Largest message that is decoded as a whole, in bytes. etcd sends less: chunks and fragments of 1.5 MiB, or ten keys; pages that
+/// are larger are asked for with fewer keys.
+pub const MAX_MESSAGE_BYTES: usize = 64 << 20;
+
+/// Whether `status` is the decoder's refusal of a message that is larger than it may be, of which nothing was read.
+#[must_use]
+pub fn is_too_large(status: &tonic::Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("message length too large")
+}
+
 /// Whether `status` is etcd's response to a read at a revision that it has not reached.
 #[must_use]
 pub fn is_future_revision(status: &tonic::Status) -> bool {
@@ -185,7 +195,7 @@ pub async fn range_and_origin(
     request: RangeRequest,
 ) -> Result<(RangeResponse, Option<Origin>), tonic::Status> {
     let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let response = tokio::time::timeout(READ_TIMEOUT, client.range(request))
         .await
         .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))??;

@@ -13,6 +13,7 @@
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -24,7 +25,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -57,6 +58,37 @@ impl Stream {
     /// Sends a message to the client.
     pub fn send(&self, message: &impl Message) {
         let _ = self.frames.send(Ok(data(&message.encode_to_vec())));
+    }
+
+    /// Begins a message of [`LONG_MESSAGE_BYTES`], and counts in `taken` what the client takes of it.
+    pub async fn send_long(&self, taken: &AtomicU64) {
+        let length = u32::try_from(LONG_MESSAGE_BYTES).unwrap();
+        let mut piece = vec![0];
+        piece.extend_from_slice(&length.to_be_bytes());
+        while taken.load(Ordering::Relaxed) < LONG_MESSAGE_BYTES {
+            let bytes = piece.len() as u64;
+            // Dropped once it was written.
+            let (held, written) = oneshot::channel::<()>();
+            let sent = Bytes::from_owner(Piece(piece, held));
+            let _ = self.frames.send(Ok(Frame::data(sent)));
+            let _ = written.await;
+            taken.fetch_add(bytes, Ordering::Relaxed);
+            piece = vec![0; 64 << 10];
+        }
+    }
+}
+
+/// Bytes of a message that is sent for as long as the client takes it.
+pub const LONG_MESSAGE_BYTES: u64 = 256 << 20;
+
+struct Piece(
+    Vec<u8>,
+    #[allow(dead_code, reason = "dropped with the bytes")] oneshot::Sender<()>,
+);
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 

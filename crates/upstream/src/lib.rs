@@ -71,9 +71,9 @@ mod window;
 pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
-    anonymous_check, around_hubs, caller_identity, check_read_permission, compact_revision, current_header,
-    header_request, hub_check, is_check_key, is_compacted, is_compaction, is_future_revision, is_refusal,
-    is_serving, members, range, range_and_origin,
+    MAX_MESSAGE_BYTES, anonymous_check, around_hubs, caller_identity, check_read_permission,
+    compact_revision, current_header, header_request, hub_check, is_check_key, is_compacted, is_compaction,
+    is_future_revision, is_refusal, is_serving, is_too_large, members, range, range_and_origin,
 };
 pub use capabilities::NoRangeStream;
 pub use channel::Channel;

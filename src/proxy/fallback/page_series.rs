@@ -48,7 +48,7 @@ use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
 use rangecache_mirror::history::HistoryId;
-use rangecache_upstream::{ReceiveWindow, Upstream, gates};
+use rangecache_upstream::{MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, gates};
 use tonic::metadata::MetadataMap;
 
 /// Interval at which expired series are dropped.
@@ -369,7 +369,7 @@ impl PageSeriesCache {
             .await
             .map_err(|_| StreamFallback::NoEndpoint)??;
         let (channel, origin) = connection.channel();
-        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let mut call = tonic::Request::new(RangeRequest {
             limit: 0,
             ..stream_request(request.query)

@@ -228,10 +228,14 @@ impl<'a> Feed<'a> {
         start_revision: i64,
     ) -> Result<(Feed<'a>, ResponseHeader), FeedEnd> {
         let Feeding {
-            mirror, connection, ..
+            set,
+            mirror,
+            connection,
+            ..
         } = feeding;
         let (channel, origin) = connection.own_channel();
-        let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let mut client =
+            WatchClient::with_origin(channel, origin).max_decoding_message_size(set.max_message_bytes());
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
             key: mirror.scope.key(),

@@ -24,6 +24,8 @@ use rangecache_upstream::{Channel, ConnectError, ReceiveWindow, Upstream};
 const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout for each message that follows: many that start at once may share the neighbour's processors.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rate below which etcd is read instead, once a neighbour was waited for for [`MESSAGE_TIMEOUT`]: etcd sends more.
+const LEAST_BYTES_PER_SECOND: u64 = 8 << 20;
 /// Interval at which neighbours are asked whether they have the keys: what a start would find is known before it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Beginning of the outcome of a read that memory has answered.
@@ -38,6 +40,8 @@ enum NeighbourError {
     Status(#[from] tonic::Status),
     #[error("it does not answer in time")]
     TimedOut,
+    #[error("it sends less than {LEAST_BYTES_PER_SECOND} bytes per second")]
+    TooSlow,
     #[error("it does not have the keys in memory")]
     Cold,
     #[error("it is of another etcd cluster")]
@@ -96,7 +100,7 @@ async fn check(
     url: &Url,
 ) -> Result<(), NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
-    let mut client = connect(upstream, url, ReceiveWindow::SMALL, deadline).await?;
+    let mut client = connect((set, upstream), url, ReceiveWindow::SMALL, deadline).await?;
     let counting = client.range(request(RangeRequest {
         count_only: true,
         serializable: true,
@@ -119,16 +123,23 @@ async fn check(
 
 async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
-    let mut client = connect(load.upstream, url, ReceiveWindow::LOAD, deadline).await?;
+    let mut client = connect((load.set, load.upstream), url, ReceiveWindow::LOAD, deadline).await?;
     let response = within(deadline, client.range_stream(request(keys_of(load.mirror)))).await?;
     // Dropped otherwise, before its etcd has sent much for it.
     is_from_memory(response.metadata())?;
     let mut stream = response.into_inner();
     let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
+    let (mut waited, mut received_bytes) = (Duration::ZERO, 0);
     let mut cluster_id = None;
     loop {
-        let deadline = Instant::now() + MESSAGE_TIMEOUT;
-        let Some(chunk) = within(deadline, stream.message()).await? else {
+        let (began, longest) = (Instant::now(), longest_wait(received_bytes));
+        let timeout = longest.saturating_sub(waited).min(MESSAGE_TIMEOUT);
+        let message = within(began + timeout, stream.message()).await;
+        waited += began.elapsed();
+        if waited >= longest {
+            return Err(NeighbourError::TooSlow);
+        }
+        let Some(chunk) = message? else {
             break;
         };
         let Some(response) = chunk.range_response else {
@@ -136,6 +147,11 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
         };
         // Only the last chunk has a header.
         cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
+        received_bytes += response
+            .kvs
+            .iter()
+            .map(|key_value| key_value.len() as u64)
+            .sum::<u64>();
         builder = push_all(builder, response.kvs, load.packing).await?;
         load.mirror.record_loading(builder.memory_bytes());
         if builder.memory_bytes() > max_bytes {
@@ -149,15 +165,20 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     })
 }
 
+/// Longest time for which a neighbour that has sent `bytes` may be waited for.
+fn longest_wait(bytes: u64) -> Duration {
+    MESSAGE_TIMEOUT + Duration::from_millis(bytes * 1_000 / LEAST_BYTES_PER_SECOND)
+}
+
 async fn connect(
-    upstream: &Upstream,
+    (set, upstream): (&MirrorSet, &Upstream),
     url: &Url,
     windows: ReceiveWindow,
     deadline: Instant,
 ) -> Result<KvClient<Channel>, NeighbourError> {
     let connection = upstream.neighbour(url, windows, deadline).await?;
     let (channel, origin) = connection.own_channel();
-    Ok(KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX))
+    Ok(KvClient::with_origin(channel, origin).max_decoding_message_size(set.max_message_bytes()))
 }
 
 /// Every key of `mirror`.

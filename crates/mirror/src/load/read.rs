@@ -15,7 +15,7 @@ use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::metrics::gauge;
-use rangecache_upstream::Connection;
+use rangecache_upstream::{Connection, is_too_large};
 
 /// Receiver of what is read.
 pub(super) trait Sink {
@@ -78,6 +78,10 @@ impl<'a> LoadReader<'a> {
                 Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
                     connection.refused_range_stream(status.message())
                 }
+                // Ten keys, the first chunk, may be more than one message may have.
+                Err(LoadError::Status(status)) if is_too_large(&status) => {
+                    return self.by_pages(&mut client, keys_only, sink).await;
+                }
                 other => return other,
             },
         };
@@ -92,7 +96,7 @@ impl<'a> LoadReader<'a> {
     pub(super) fn client(&self, connection: &Arc<Connection>) -> KvClient<PacedChannel> {
         let (channel, origin) = connection.own_channel();
         let channel = self.pacing.channel(channel);
-        KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX)
+        KvClient::with_origin(channel, origin).max_decoding_message_size(self.load.set.max_message_bytes())
     }
 
     /// A request for the remaining keys.
@@ -145,12 +149,21 @@ impl<'a> LoadReader<'a> {
         keys_only: bool,
         sink: &mut impl Sink,
     ) -> Result<(), LoadError> {
+        let mut largest = i64::MAX;
         loop {
+            let limit = sink.page_limit().min(largest);
             let request = RangeRequest {
-                limit: sink.page_limit(),
+                limit,
                 ..self.rest(keys_only, sink)
             };
-            let response = page(client, request).await?;
+            let response = match page(client, request).await {
+                Err(LoadError::Status(status)) if is_too_large(&status) && limit > 1 => {
+                    largest = limit / 2;
+                    continue;
+                }
+                response => response?,
+            };
+            largest = largest.saturating_mul(2);
             let is_last = !response.more || response.kvs.is_empty();
             sink.add(response).await?;
             if is_last {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use prost::Message as _;
 use tonic::Code;
@@ -12,7 +13,8 @@ use super::*;
 use crate::history::HistoryId;
 use crate::testing::{Bench, Then};
 use etcd_store::cache::Tree;
-use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_store::cache::testing::KeyValue;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse};
 use rangecache_upstream::fake::{self, FakeEtcd};
 use rangecache_upstream::first_page_limit;
 
@@ -163,4 +165,88 @@ async fn neighbour_is_of_use_while_its_memory_counts_the_keys() {
     assert_eq!(useless().await.unwrap(), "it is of another etcd cluster");
     cluster_id.store(7, Ordering::Relaxed);
     assert_eq!(useless().await, None);
+}
+
+#[tokio::test]
+async fn long_message_of_a_neighbour_is_refused_before_it_is_read() {
+    let bench = Bench::new().await;
+    let taken = Arc::<AtomicU64>::default();
+    let counted = Arc::clone(&taken);
+    let neighbour = FakeEtcd::start_with_streams(
+        |_, _| std::future::ready(Err((12, "unknown method"))),
+        move |stream| {
+            let taken = Arc::clone(&counted);
+            async move {
+                stream.send_long(&taken).await;
+                Ok(())
+            }
+        },
+    )
+    .await;
+    *neighbour.outcome.lock() = Some("hit; linearizable");
+    let mirrors = bench.mirrors(&["--warm-from", &neighbour.url.to_string()]);
+    let loaded = bench.load_of(&mirrors.set, &mut None).await.unwrap();
+    assert_eq!((keys(&loaded.tree), loaded.adopted), ("abc".into(), None));
+    assert_few(&taken);
+    let reason = &mirrors.useless_neighbours()[0].reason;
+    assert!(reason.contains("message length too large"), "{reason}");
+}
+
+/// Fails if more of a message was taken than windows and sockets hold.
+fn assert_few(taken: &AtomicU64) {
+    let taken = taken.load(Ordering::Relaxed);
+    assert!(taken <= 16 << 20, "{taken} bytes");
+}
+
+#[tokio::test]
+async fn long_message_of_etcd_is_refused_before_it_is_read_and_pages_have_fewer_keys() {
+    let bench = Bench::with_memory("8MiB").await;
+    let taken = Arc::<AtomicU64>::default();
+    for n in 0..9 {
+        bench.etcd.lock().put(&format!("k{n}"), &"v".repeat(1 << 20));
+    }
+    bench.etcd.lock().long_message = Some(Arc::clone(&taken));
+    let loaded = bench.load().await;
+    assert!(matches!(loaded, Err(LoadError::OverBudget { .. })), "{loaded:?}");
+    assert_few(&taken);
+    let pages: Vec<_> = bench.etcd.lock().reads.iter().map(|page| page.limit).collect();
+    assert_eq!(pages, [64, 32, 16, 8, 12]);
+}
+
+#[tokio::test]
+async fn message_of_etcd_that_is_larger_than_memory_fails_the_load() {
+    let bench = Bench::with_memory("1MiB").await;
+    bench.etcd.lock().put("a", &"v".repeat(5 << 20));
+    let error = bench.load().await.unwrap_err();
+    assert!(error.to_string().contains("message length too large"), "{error}");
+    assert!(!error.is_broken(), "{error}");
+}
+
+/// A neighbour that sends a key now and then, and never ends: its keys are etcd's.
+#[tokio::test]
+async fn neighbour_that_sends_more_slowly_than_etcd_is_given_up() {
+    let bench = Bench::new().await;
+    let neighbour = FakeEtcd::start_with_streams(
+        |_, _| std::future::ready(Err((12, "unknown method"))),
+        async |stream| {
+            for n in 0.. {
+                let key_value = KeyValue::new(format!("k{n:06}"), 2, "v").encode_to_vec();
+                stream.send(&RangeStreamResponse {
+                    range_response: Some(RangeResponse {
+                        kvs: vec![key_value.into()],
+                        ..RangeResponse::default()
+                    }),
+                });
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Ok(())
+        },
+    )
+    .await;
+    *neighbour.outcome.lock() = Some("hit; linearizable");
+    let mirrors = bench.mirrors(&["--warm-from", &neighbour.url.to_string()]);
+    let loaded = bench.load_of(&mirrors.set, &mut None).await.unwrap();
+    assert_eq!((keys(&loaded.tree), loaded.adopted), ("abc".into(), None));
+    let useless = mirrors.useless_neighbours();
+    assert_eq!(useless[0].reason, "it sends less than 8388608 bytes per second");
 }
