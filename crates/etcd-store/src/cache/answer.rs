@@ -4,10 +4,9 @@ use std::ops::ControlFlow;
 
 use super::{
     entry::Entry,
-    node::Summary,
     packed::CorruptBlock,
     rope::{COPY_BELOW_BYTES, Rope},
-    select::{Entries, Selection, Values},
+    selection::{Selection, Values},
     stored::{StoredEntry, Unpacker},
 };
 use etcd_wire::protobuf::{put_varint, to_usize, varint_len};
@@ -263,12 +262,7 @@ impl ResponseHeader {
 }
 
 fn kvs_bytes(selection: &Selection) -> u64 {
-    let summary = match &selection.entries {
-        Entries::None => Summary::default(),
-        Entries::One(entry) => Summary::of(entry),
-        Entries::Picked(entries) => Summary::of_all(entries),
-        Entries::Ranks { tree, from, to } => tree.summary_of_ranks(*from, *to),
-    };
+    let summary = selection.summary();
     match selection.values {
         Values::Kept => summary.encoded_bytes,
         Values::Left { keep_lease: true } => summary.keys_only_bytes + summary.lease_bytes,

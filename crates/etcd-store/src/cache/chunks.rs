@@ -5,7 +5,7 @@
 //! the same immutable [`Selection`] only when it is needed (I5).
 
 use super::answer::{Answer, ResponseHeader};
-use super::select::Selection;
+use super::selection::Selection;
 use etcd_wire::protobuf::{put_varint, varint_len};
 
 /// Number of entries of the first chunk.

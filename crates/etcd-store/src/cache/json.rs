@@ -9,7 +9,7 @@ use super::{
     answer::{AnswerStep, ResponseHeader},
     entry::Entry,
     packed::CorruptBlock,
-    select::{Selection, Values},
+    selection::{Selection, Values},
     stored::Unpacker,
 };
 

@@ -19,7 +19,7 @@
 //! | `missed` | keys of events that the log has dropped before its follower took them |
 //! | `history` | the current tree, and the state at any revision of the window |
 //! | `interval_tree` | which of the intervals that watchers name contain a key |
-//! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
+//! | `query`, `select`, `selection` | a RangeRequest, and the entries that etcd would return for it |
 //! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
 //! | `json` | the same response as text of etcd's JSON gateway |
 //! | `chunks` | the same response as the chunks of a RangeStream |
@@ -64,6 +64,7 @@ mod repack;
 mod residency;
 mod rope;
 mod select;
+mod selection;
 mod separator;
 mod stored;
 #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -89,6 +90,7 @@ pub use query::{
 pub use repack::{Repacked, Repacking};
 pub use residency::NotHeld;
 pub use rope::Rope;
-pub use select::{Selected, Selection, select};
+pub use select::{Scan, Selecting, begin_select, select};
+pub use selection::{Selected, Selection};
 pub use stored::{StoredEntry, Unpacker};
 pub use tree::{PackedBytes, Tree};

@@ -3,10 +3,10 @@
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use super::{
-    entry::{Entry, KeyHead, Pieces},
-    packed::CorruptBlock,
+    entry::{KeyHead, Pieces},
     query::{Dialect, RangeQuery, SortOrder, SortTarget},
-    stored::{StoredEntry, Unpacker, touch},
+    selection::{Entries, Order, Selected, Selection, Values},
+    stored::StoredEntry,
     tree::Tree,
 };
 use crate::keyspace::Interval;
@@ -15,192 +15,54 @@ use etcd_wire::protobuf::to_usize;
 /// Number of elements up to which Go's sort is an insertion sort, and therefore stable.
 const GO_INSERTION_SORT_MAX: u64 = 12;
 
-/// Result of [`select`].
+/// Entries that can be visited while one of the first ones is put in its place.
+const ENTRIES_PER_PLACE: u64 = 8;
+
+/// Beginning of a selection.
 #[derive(Debug)]
-pub enum Selected {
-    /// The entries that etcd would return.
-    Answer(Selection),
-    /// Entries have equal sort keys, and their order, or the choice among them, depends on Go's unstable sort: only
-    /// etcd can answer.
-    TiesAreEtcds,
-    /// Values are packed, and the order is that of the values: only etcd can answer without decompressing all of them.
-    PackedValues,
-    /// Values of the answer are not held: only etcd can answer.
-    ValuesNotHeld,
+pub enum Selecting<'a> {
+    /// The result: no entry had to be looked at.
+    Done(Selected),
+    /// Every entry of the interval has to be looked at.
+    Scan(Scan<'a>),
 }
 
-/// The entries of an answer, selected from a snapshot but not encoded yet.
-#[derive(Clone, Debug)]
-pub struct Selection {
-    pub(super) entries: Entries,
-    /// Number of keys in the interval, regardless of limit and filters.
-    pub(super) count: u64,
-    /// Whether the limit excluded an entry.
-    pub(super) more: bool,
-    pub(super) values: Values,
+/// A selection by filters or in another order than that of the keys, made in steps.
+pub struct Scan<'a> {
+    tree: &'a Tree,
+    query: &'a RangeQuery,
+    values: Values,
+    /// Number of keys in the interval.
+    count: u64,
+    /// Ranks that are not visited yet.
+    next: u64,
+    to: u64,
+    found: Found<'a>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum Entries {
-    None,
-    One(StoredEntry),
-    /// Ranks `from..to` of the tree, visited only while they are sent.
-    Ranks {
-        tree: Tree,
-        from: u64,
-        to: u64,
+/// Entries that a scan has found.
+enum Found<'a> {
+    /// The first `limit` in key order.
+    Filtered {
+        order: Order,
+        limit: u64,
+        more: bool,
     },
-    /// Filtered or sorted.
-    Picked(Vec<StoredEntry>),
-}
-
-/// The part of each entry that is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Values {
-    Kept,
-    Left { keep_lease: bool },
-}
-
-impl Selection {
-    /// A page in key order, with the number of keys that etcd counts from its first key on.
-    pub fn of_page(entries: Vec<Entry>, count: u64, more: bool) -> Selection {
-        Selection {
-            entries: Entries::Picked(entries.into_iter().map(StoredEntry::from).collect()),
-            count,
-            more,
-            values: Values::Kept,
-        }
-    }
-
-    /// Whether the values that are sent are held.
-    fn has_its_values(&self) -> bool {
-        self.values != Values::Kept
-            || match &self.entries {
-                Entries::None => true,
-                Entries::One(entry) => entry.has_value(),
-                Entries::Picked(entries) => entries.iter().all(StoredEntry::has_value),
-                Entries::Ranks { tree, from, to } => {
-                    tree.summary().not_held_bytes == 0
-                        || tree.summary_of_ranks(*from, *to).not_held_bytes == 0
-                }
-            }
-    }
-
-    /// Number of entries in the response.
-    pub fn len(&self) -> u64 {
-        match &self.entries {
-            Entries::None => 0,
-            Entries::One(_) => 1,
-            Entries::Ranks { from, to, .. } => to - from,
-            Entries::Picked(entries) => entries.len() as u64,
-        }
-    }
-
-    /// Removes the first `entries` entries and returns them, without a count. The selection must have more.
-    pub(super) fn take_front(&mut self, entries: u64) -> Selection {
-        let front = match &mut self.entries {
-            Entries::Ranks { tree, from, to } => {
-                let start = *from;
-                *from = start.saturating_add(entries).min(*to);
-                Entries::Ranks {
-                    tree: tree.clone(),
-                    from: start,
-                    to: *from,
-                }
-            }
-            Entries::Picked(picked) => {
-                let rest = picked.split_off(to_usize(entries).min(picked.len()));
-                Entries::Picked(std::mem::replace(picked, rest))
-            }
-            whole => std::mem::replace(whole, Entries::None),
-        };
-        Selection {
-            entries: front,
-            count: 0,
-            more: false,
-            values: self.values,
-        }
-    }
-
-    /// Visits the entries, without the first `skipped`. Entries shorter than `copied_below_bytes` are read.
-    pub(super) fn visit_from(
-        &self,
-        skipped: u64,
-        copied_below_bytes: usize,
-        mut visit: impl FnMut(&StoredEntry) -> ControlFlow<()>,
-    ) {
-        match &self.entries {
-            Entries::None => {}
-            Entries::One(entry) => {
-                if skipped == 0 {
-                    let _ = visit(entry);
-                }
-            }
-            Entries::Picked(entries) => {
-                let _ = entries.iter().skip(to_usize(skipped)).try_for_each(visit);
-            }
-            Entries::Ranks { tree, from, to } => {
-                let start = from + skipped;
-                let mut left = to - start;
-                if left > 0 {
-                    tree.for_each_run_from(start, |run| {
-                        let run = &run[..run.len().min(to_usize(left))];
-                        left -= run.len() as u64;
-                        touch(run, copied_below_bytes);
-                        run.iter().try_for_each(&mut visit)?;
-                        if left == 0 {
-                            ControlFlow::Break(())
-                        } else {
-                            ControlFlow::Continue(())
-                        }
-                    });
-                }
-            }
-        }
-    }
-
-    /// Visits as [`Selection::visit_from`] does, with values: packed ones are decompressed, with what `unpacker` has kept.
-    pub(super) fn read_from(
-        &self,
-        skipped: u64,
-        copied_below_bytes: usize,
-        unpacker: &mut Unpacker,
-        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
-    ) -> Result<(), CorruptBlock> {
-        let mut outcome = Ok(());
-        self.visit_from(skipped, copied_below_bytes, |stored| match stored.parts() {
-            Ok(entry) => visit(entry),
-            Err(_) => match unpacker.read(stored) {
-                Ok(entry) => visit(&entry),
-                Err(corrupt) => {
-                    outcome = Err(corrupt);
-                    ControlFlow::Break(())
-                }
-            },
-        });
-        outcome
-    }
-
-    /// Whether the entry after `skipped` ones is in a block, and so most of those that follow.
-    pub(super) fn is_in_blocks(&self, skipped: u64) -> bool {
-        match &self.entries {
-            Entries::Ranks { tree, from, .. } => {
-                self.values == Values::Kept && tree.at(from + skipped).is_some_and(StoredEntry::is_in_block)
-            }
-            _ => false,
-        }
-    }
-
-    /// Whether the response has no entry.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    Sorted(Top<'a>),
 }
 
 /// Selects the entries that etcd would return from `tree`, the state at the revision that `query` names.
 ///
 /// [`RangeQuery::check`] must have succeeded: an invalid sort order or target is ignored here.
 pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
+    match begin_select(tree, query, dialect) {
+        Selecting::Done(selected) => selected,
+        Selecting::Scan(scan) => scan.run(),
+    }
+}
+
+/// Begins what [`select`] does. Without a scan, it is done at once.
+pub fn begin_select<'a>(tree: &'a Tree, query: &'a RangeQuery, dialect: &Dialect) -> Selecting<'a> {
     let by_value = query.sort_target == SortTarget::Value as i32;
     let values = if query.keys_only {
         Values::Left {
@@ -209,19 +71,7 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
     } else {
         Values::Kept
     };
-    let answer = |entries, count, more| {
-        let selection = Selection {
-            entries,
-            count,
-            more,
-            values,
-        };
-        if selection.has_its_values() {
-            Selected::Answer(selection)
-        } else {
-            Selected::ValuesNotHeld
-        }
-    };
+    let done = |entries, count, more| Selecting::Done(selected(entries, count, more, values));
 
     let (from, to) = match query.interval() {
         Interval::Single(key) => {
@@ -230,15 +80,15 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
             let count = u64::from(found.is_some());
             let kept = found.filter(|entry| !query.count_only && passes(query, entry));
             let entries = kept.cloned().map_or(Entries::None, Entries::One);
-            return answer(entries, count, false);
+            return done(entries, count, false);
         }
         Interval::From(key) => (tree.rank(key), tree.len()),
-        Interval::Range(key, end) if end <= key => return answer(Entries::None, 0, false),
+        Interval::Range(key, end) if end <= key => return done(Entries::None, 0, false),
         Interval::Range(key, end) => (tree.rank(key), tree.rank(end)),
     };
     let count = to - from;
     if query.count_only || count == 0 {
-        return answer(Entries::None, count, false);
+        return done(Entries::None, count, false);
     }
 
     let limit = u64::try_from(query.limit)
@@ -246,30 +96,16 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
         .filter(|limit| *limit > 0)
         .unwrap_or(u64::MAX);
     let filtered = query.has_revision_filter();
-    let Some(sort) = Sort::of(query) else {
-        if filtered {
-            let mut kept = Vec::new();
-            let more = for_each_passing(tree, from, to, query, |entry| {
-                if kept.len() as u64 == limit {
-                    return ControlFlow::Break(());
-                }
-                kept.push(entry.clone());
-                ControlFlow::Continue(())
-            });
-            return answer(Entries::Picked(kept), count, more.is_break());
-        }
+    let sort = Sort::of(query);
+    if sort.is_none() && !filtered {
         let end = to.min(from.saturating_add(limit));
-        return answer(
-            Entries::Ranks {
-                tree: tree.clone(),
-                from,
-                to: end,
-            },
-            count,
-            end < to,
-        );
-    };
-
+        let entries = Entries::Ranks {
+            tree: tree.clone(),
+            from,
+            to: end,
+        };
+        return done(entries, count, end < to);
+    }
     // With order NONE and a sort target, etcd sorts, but only the first limit + 1 keys.
     let unlimited_fetch = filtered || query.sort_order != SortOrder::None as i32;
     let fetched = if unlimited_fetch {
@@ -277,14 +113,126 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
     } else {
         to.min(from.saturating_add(limit).saturating_add(1))
     };
-    let Some(top) = Top::of(tree, from, fetched, query, sort, limit) else {
-        return Selected::PackedValues;
+    let found = match sort {
+        None => Found::Filtered {
+            order: Order::default(),
+            limit,
+            more: false,
+        },
+        Some(sort) => Found::Sorted(Top::new(sort, limit.min(fetched - from))),
     };
-    if top.ambiguous() {
-        return Selected::TiesAreEtcds;
+    Selecting::Scan(Scan {
+        tree,
+        query,
+        values,
+        count,
+        next: from,
+        to: fetched,
+        found,
+    })
+}
+
+fn selected(entries: Entries, count: u64, more: bool, values: Values) -> Selected {
+    let selection = Selection {
+        entries,
+        count,
+        more,
+        values,
+    };
+    if selection.has_its_values() {
+        Selected::Answer(selection)
+    } else {
+        Selected::ValuesNotHeld
     }
-    let more = top.total > limit;
-    answer(Entries::Picked(top.into_entries(limit)), count, more)
+}
+
+impl Scan<'_> {
+    /// Entries that are not visited yet.
+    pub fn entries(&self) -> u64 {
+        self.to - self.next
+    }
+
+    /// Memory that the scan takes with its next step, in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        match &self.found {
+            // Growth doubles it.
+            Found::Filtered { order, .. } => 2 * order.memory_bytes(),
+            Found::Sorted(top) => {
+                let candidate_bytes = size_of::<Candidate<'_>>() as u64;
+                (top.limit + 1) * (candidate_bytes + Order::RUN_BYTES)
+            }
+        }
+    }
+
+    /// Continues by about as much work as `entries` entries take. Returns the result once there is one.
+    pub fn step(&mut self, entries: u64) -> Option<Selected> {
+        let (from, to) = (self.next, self.to.min(self.next.saturating_add(entries)));
+        self.next = to;
+        let visited = self.found.visit(self.tree, from, to, self.query);
+        match &mut self.found {
+            Found::Filtered { order, more, .. } => {
+                if visited.is_continue() && to < self.to {
+                    return None;
+                }
+                let entries = std::mem::take(order).into_entries(self.tree);
+                Some(selected(entries, self.count, *more, self.values))
+            }
+            Found::Sorted(_) if visited.is_break() => Some(Selected::PackedValues),
+            Found::Sorted(_) if from < self.to => None,
+            Found::Sorted(top) => {
+                if !top.put_in_order(entries.div_ceil(ENTRIES_PER_PLACE)) {
+                    return None;
+                }
+                if top.ambiguous() {
+                    return Some(Selected::TiesAreEtcds);
+                }
+                let more = top.total > top.limit;
+                let entries = std::mem::take(&mut top.order)
+                    .unwrap_or_default()
+                    .into_entries(self.tree);
+                Some(selected(entries, self.count, more, self.values))
+            }
+        }
+    }
+
+    /// Continues to the end.
+    pub fn run(mut self) -> Selected {
+        loop {
+            if let Some(selected) = self.step(u64::MAX) {
+                return selected;
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Scan<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scan")
+            .field("entries", &self.entries())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Found<'a> {
+    /// Visits the ranks `from..to`. Breaks if no further entry has to be visited: the limit is reached, or a sort key is a packed
+    /// value.
+    fn visit(&mut self, tree: &'a Tree, from: u64, to: u64, query: &RangeQuery) -> ControlFlow<()> {
+        match self {
+            Found::Filtered { order, limit, more } => {
+                for_each_passing(tree, from, to, query, |rank, entry| {
+                    if order.len() == *limit {
+                        *more = true;
+                        return ControlFlow::Break(());
+                    }
+                    order.push(rank, entry);
+                    ControlFlow::Continue(())
+                })
+            }
+            Found::Sorted(top) => {
+                for_each_passing(tree, from, to, query, |rank, entry| top.consider(rank, entry))
+            }
+        }
+    }
 }
 
 fn passes(query: &RangeQuery, entry: &StoredEntry) -> bool {
@@ -302,24 +250,24 @@ fn passes(query: &RangeQuery, entry: &StoredEntry) -> bool {
         && (query.min_create_revision == 0 || create_revision >= query.min_create_revision)
 }
 
-/// Visits the entries of the ranks `from..to` that pass the filters, until `visit` breaks.
+/// Visits the entries of the ranks `from..to` that pass the filters, with their ranks, until `visit` breaks.
 fn for_each_passing<'a>(
     tree: &'a Tree,
     from: u64,
     to: u64,
     query: &RangeQuery,
-    mut visit: impl FnMut(&'a StoredEntry) -> ControlFlow<()>,
+    mut visit: impl FnMut(u64, &'a StoredEntry) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
-    let mut left = to - from;
+    let mut rank = from;
     let mut outcome = ControlFlow::Continue(());
     tree.for_each_from(from, |entry| {
-        if left == 0 {
+        if rank == to {
             return ControlFlow::Break(());
         }
-        left -= 1;
         if passes(query, entry) {
-            outcome = visit(entry);
+            outcome = visit(rank, entry);
         }
+        rank += 1;
         outcome
     });
     outcome
@@ -376,100 +324,117 @@ enum SortKey<'a> {
 
 /// The first limit + 1 entries in sorted order, found in one pass with O(limit) memory.
 struct Top<'a> {
-    /// Entries in the order of a stable sort.
-    sorted: Vec<Candidate<'a>>,
+    sort: Sort,
+    limit: u64,
+    /// The first limit + 1 of the entries so far: the greatest is replaced by each smaller one.
+    heap: BinaryHeap<Candidate<'a>>,
     /// Number of entries to sort.
     total: u64,
     /// Whether the entries were sorted already; equal neighbours are allowed.
     in_order: bool,
+    /// Sort key of the last entry that was visited.
+    last: Option<SortKey<'a>>,
+    /// The first entries in the order of a stable sort, from the last on; `None` while entries are visited.
+    order: Option<Order>,
+    /// Sort key of the last entry that was put in its place.
+    last_placed: Option<SortKey<'a>>,
+    /// Whether two of the first limit + 1 entries have equal sort keys.
+    has_ties: bool,
 }
 
-/// Ordered by sort key, then by place: the order of a stable sort.
+/// Ordered by sort key, then by rank: the order of a stable sort.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate<'a> {
     key: SortKey<'a>,
-    place: u64,
-    entry: ByPlace<'a>,
+    rank: u64,
+    entry: ByRank<'a>,
 }
 
-/// The entry of a candidate, ignored in comparisons: places are unique.
-struct ByPlace<'a>(&'a StoredEntry);
+/// The entry of a candidate, ignored in comparisons: ranks are unique.
+struct ByRank<'a>(&'a StoredEntry);
 
-impl PartialEq for ByPlace<'_> {
+impl PartialEq for ByRank<'_> {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for ByPlace<'_> {}
+impl Eq for ByRank<'_> {}
 
-impl PartialOrd for ByPlace<'_> {
+impl PartialOrd for ByRank<'_> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for ByPlace<'_> {
+impl Ord for ByRank<'_> {
     fn cmp(&self, _: &Self) -> std::cmp::Ordering {
         std::cmp::Ordering::Equal
     }
 }
 
 impl<'a> Top<'a> {
-    /// `None` if a sort key is a packed value.
-    fn of(tree: &'a Tree, from: u64, to: u64, query: &RangeQuery, sort: Sort, limit: u64) -> Option<Top<'a>> {
-        let wanted = to_usize(limit).saturating_add(1);
-        // A heap whose greatest element is replaced by each smaller one.
-        let mut heap = BinaryHeap::new();
-        let mut total = 0;
-        let mut in_order = true;
-        let mut last = None;
-        let outcome = for_each_passing(tree, from, to, query, |entry| {
-            let Some(key) = sort.key(entry) else {
-                return ControlFlow::Break(());
+    /// `limit` is not above the number of entries.
+    fn new(sort: Sort, limit: u64) -> Top<'a> {
+        Top {
+            sort,
+            limit,
+            heap: BinaryHeap::new(),
+            total: 0,
+            in_order: true,
+            last: None,
+            order: None,
+            last_placed: None,
+            has_ties: false,
+        }
+    }
+
+    /// Breaks if the sort key is a packed value.
+    fn consider(&mut self, rank: u64, entry: &'a StoredEntry) -> ControlFlow<()> {
+        let Some(key) = self.sort.key(entry) else {
+            return ControlFlow::Break(());
+        };
+        self.in_order = self.in_order && self.last.is_none_or(|last| last <= key);
+        self.last = Some(key);
+        let candidate = Candidate {
+            key,
+            rank,
+            entry: ByRank(entry),
+        };
+        let wanted = to_usize(self.limit).saturating_add(1);
+        if self.total == 0 {
+            // No more than the limit, so that growth does not take twice as much.
+            self.heap.reserve_exact(wanted);
+        }
+        self.total += 1;
+        if self.heap.len() < wanted {
+            self.heap.push(candidate);
+        } else if let Some(mut greatest) = self.heap.peek_mut()
+            && candidate < *greatest
+        {
+            *greatest = candidate;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Puts the last `entries` of those that are not yet in order in their places. Returns whether all are.
+    fn put_in_order(&mut self, entries: u64) -> bool {
+        let places = self.heap.len().min(to_usize(self.limit));
+        let order = self.order.get_or_insert_with(|| Order::of_places(places));
+        for _ in 0..entries {
+            let Some(Candidate { key, rank, entry }) = self.heap.pop() else {
+                break;
             };
-            in_order = in_order && last.is_none_or(|last| last <= key);
-            last = Some(key);
-            let candidate = Candidate {
-                key,
-                place: total,
-                entry: ByPlace(entry),
-            };
-            total += 1;
-            if heap.len() < wanted {
-                heap.push(candidate);
-            } else if let Some(mut greatest) = heap.peek_mut()
-                && candidate < *greatest
-            {
-                *greatest = candidate;
-            }
-            ControlFlow::Continue(())
-        });
-        outcome.is_continue().then(|| Top {
-            sorted: heap.into_sorted_vec(),
-            total,
-            in_order,
-        })
+            self.has_ties |= self.last_placed.replace(key) == Some(key);
+            order.put(self.heap.len(), rank, entry.0);
+        }
+        self.heap.is_empty()
     }
 
     /// Whether the first limit + 1 entries have equal sort keys whose order, or choice, depends on Go's sort. That is
     /// stable for few elements, and does not change sorted input.
     fn ambiguous(&self) -> bool {
-        self.total > GO_INSERTION_SORT_MAX
-            && !self.in_order
-            && self
-                .sorted
-                .windows(2)
-                .any(|pair| matches!(pair, [left, right] if left.key == right.key))
-    }
-
-    fn into_entries(self, limit: u64) -> Vec<StoredEntry> {
-        let wanted = to_usize(limit);
-        self.sorted
-            .into_iter()
-            .take(wanted)
-            .map(|candidate| candidate.entry.0.clone())
-            .collect()
+        self.total > GO_INSERTION_SORT_MAX && !self.in_order && self.has_ties
     }
 }
 

@@ -129,7 +129,12 @@ fn gos_sort(kvs: &mut [KeyValue], compare: &dyn Fn(&KeyValue, &KeyValue) -> Orde
 
 /// The encoded answer from `tree`; `None` if it is declined.
 pub(in crate::cache) fn answered(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Option<Vec<u8>> {
-    let Selected::Answer(selection) = select(tree, query, dialect) else {
+    encoded(select(tree, query, dialect))
+}
+
+/// The encoded answer; `None` if it is declined.
+pub(in crate::cache) fn encoded(selected: Selected) -> Option<Vec<u8>> {
+    let Selected::Answer(selection) = selected else {
         return None;
     };
     let (count, more, len) = (selection.count, selection.more, selection.len());

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::model::{answered, expected};
+use super::model::{answered, encoded, expected};
 use super::*;
 use crate::cache::Packing;
 use crate::cache::testing::{KeyValue, key, packing};
@@ -93,14 +93,29 @@ proptest! {
         (kvs, query) in scenario(),
         packing in packing(),
         keys_only_has_lease: bool,
+        step in 1..100_u64,
     ) {
         let tree = Tree::load(kvs.iter().map(KeyValue::entry), packing);
         let dialect = Dialect { keys_only_has_lease, unknown_sort_is_refused: false };
         let answered = answered(&tree, &query, &dialect);
+        prop_assert_eq!(&answered, &answered_in_steps(&tree, &query, &dialect, step));
         // Packed values are not compared.
         let is_declined = packing != Packing::Never && answered.is_none() && query.sort_target == SortTarget::Value as i32;
         prop_assert!(is_declined || answered == expected(&kvs, &query, dialect));
     }
+}
+
+/// The encoded answer from `tree`, found in steps of `step` entries; `None` if it is declined.
+fn answered_in_steps(tree: &Tree, query: &RangeQuery, dialect: &Dialect, step: u64) -> Option<Vec<u8>> {
+    let selected = match begin_select(tree, query, dialect) {
+        Selecting::Done(selected) => selected,
+        Selecting::Scan(mut scan) => loop {
+            if let Some(selected) = scan.step(step) {
+                break selected;
+            }
+        },
+    };
+    encoded(selected)
 }
 
 fn query(key: &str, range_end: &str) -> RangeQuery {
@@ -161,9 +176,73 @@ fn sorting_with_a_small_limit_takes_little_memory() {
         sort_target: 3,
         ..query("/", "0")
     };
-    let sort = Sort::of(&query).unwrap();
-    let top = Top::of(&tree, 0, 1000, &query, sort, 3).unwrap();
-    assert_eq!((top.sorted.len(), top.total), (4, 1000));
+    let Selecting::Scan(mut scan) = begin_select(&tree, &query, &DIALECT) else {
+        panic!("not sorted")
+    };
+    assert!(scan.memory_bytes() < 1000, "{}", scan.memory_bytes());
+    while scan.entries() > 0 {
+        assert!(scan.step(100).is_none());
+        let Found::Sorted(top) = &scan.found else {
+            panic!("not sorted")
+        };
+        assert!(top.heap.len() <= 4 && top.heap.capacity() == 4);
+    }
+    let Some(Selected::Answer(selection)) = scan.step(100) else {
+        panic!("declined")
+    };
+    assert_eq!((selection.len(), selection.more), (3, true));
+    assert_eq!(selection.order_bytes(), 3 * Order::RUN_BYTES);
+}
+
+#[test]
+fn filtered_selection_takes_memory_by_its_gaps_and_not_by_its_entries() {
+    let kvs: Vec<_> = (0..1000)
+        .map(|index| KeyValue::new(key(index), 1 + index as i64, "value"))
+        .collect();
+    let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
+    for (min_mod_revision, max_mod_revision, len) in [(1, 0, 1000), (400, 700, 301), (2000, 0, 0)] {
+        let query = RangeQuery {
+            min_mod_revision,
+            max_mod_revision,
+            ..query("/", "0")
+        };
+        let Selected::Answer(selection) = select(&tree, &query, &DIALECT) else {
+            panic!("declined")
+        };
+        assert_eq!((selection.len(), selection.order_bytes()), (len, 0), "{query:?}");
+    }
+}
+
+#[test]
+fn scan_looks_at_no_more_entries_in_a_step_than_it_may() {
+    let kvs = store(1000, 2000, true, 1);
+    let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
+    let filtered = RangeQuery {
+        min_mod_revision: i64::MAX,
+        ..query("/", "0")
+    };
+    let sorted = RangeQuery {
+        sort_order: 2,
+        sort_target: 3,
+        ..query("/", "0")
+    };
+    for (query, steps) in [(filtered, 10), (sorted, 10 + 1000_usize.div_ceil(100 / 8 + 1))] {
+        let Selecting::Scan(mut scan) = begin_select(&tree, &query, &DIALECT) else {
+            panic!("no scan: {query:?}")
+        };
+        let mut taken = 0;
+        let selected = loop {
+            let before = scan.entries();
+            let stepped = scan.step(100);
+            assert!(before - scan.entries() <= 100);
+            taken += 1;
+            if let Some(selected) = stepped {
+                break selected;
+            }
+        };
+        assert_eq!(taken, steps, "{query:?}");
+        assert!(matches!(selected, Selected::Answer(_)));
+    }
 }
 
 /// Go sorts up to 12 elements by insertion sort, which is stable.
