@@ -303,10 +303,10 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "",
         ),
         Reason::TooManyWaiting => (
-            "too many reads waiting for etcd",
+            "too many reads waiting",
             "Memory could not answer, and --forward-max-waiting reads were already waiting for etcd, or etcd did not get to \
-             the read in 30 s.",
-            "Find out why memory cannot answer. If etcd has capacity, raise --forward-max-large, --forward-max-small and \
+             the read in 30 s. Or too many filtered and sorted reads waited for memory (rangecache_scans_waiting).",
+            "Find out why memory cannot answer, or which client sorts and filters. If etcd has capacity, raise --forward-max-large, --forward-max-small and \
              --forward-max-waiting.",
         ),
         Reason::TooManyCalls => (

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::caller::Caller;
 use super::fallback::Fallback;
 use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
-use super::forward::{Forward, Http1Pool};
+use super::forward::{Forward, Gate, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
 use super::metrics::ProxyTelemetry;
@@ -36,7 +37,10 @@ const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
 /// memory looks them up.
 const WATCH_HANDOVERS: usize = 64;
 
-/// Longest wait of a small read without a deadline for its turn.
+/// Reads of many entries that may wait for their turn in memory.
+const MAX_WAITING_SCANS: u32 = 1_024;
+
+/// Longest wait of a small read, or of a scan, without a deadline for its turn.
 const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
 
 /// State that all requests share: handles to the other rooms, and limits. [`handle`](super::handle) serves a request
@@ -51,6 +55,8 @@ pub struct Proxy {
     flags: Live<ForwardConfig>,
     /// Reads that etcd answers although memory could (`--shadow`).
     pub(super) shadow: ShadowReads,
+    /// Turns of reads for which memory looks at many entries.
+    pub(super) scans: Arc<Turns>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
@@ -156,6 +162,19 @@ impl Proxy {
         reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !is_left_to_hub()
     }
 
+    /// Access to the turns of scans for a call of the connection with this `account`.
+    pub(super) fn scan_gate<'a>(
+        &'a self,
+        account: &'a Arc<ClientAccount>,
+        deadline: Option<Instant>,
+    ) -> Gate<'a> {
+        Gate {
+            turns: &self.scans,
+            account,
+            deadline,
+        }
+    }
+
     /// Takes over the bounds that a reload has changed.
     pub fn reload(&self, limits: &LimitsConfig) {
         let forward = self.flags.load();
@@ -215,6 +234,12 @@ impl Proxy {
             forward,
             flags: flags.forward.clone(),
             shadow: ShadowReads::new(forwarding.shadow),
+            scans: Turns::new(
+                limits.worker_threads(),
+                MAX_WAITING_SCANS,
+                Some(MAX_TURN_WAIT),
+                metrics.turns.scans(),
+            ),
             responses,
             admission: Admission::new(limits.max_calls as usize, tasks, &open_connections.open),
             browser: flags.listen.browser_rules(),

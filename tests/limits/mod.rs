@@ -8,6 +8,7 @@ mod exhaustion;
 mod http1;
 mod large;
 mod memory;
+mod scans;
 mod series;
 mod shares;
 mod small;

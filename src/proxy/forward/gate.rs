@@ -1,4 +1,4 @@
-//! Turns of calls that etcd answers at once: small reads, the beginnings of streams, new watches.
+//! Turns of calls that etcd answers at once: small reads, the beginnings of streams, new watches. Scans of memory have turns, too.
 
 use std::sync::Arc;
 

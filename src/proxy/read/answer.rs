@@ -1,6 +1,10 @@
 //! **answer**: selects the entries of a response at the proven revision, or at the revision that the request names.
 
-use etcd_store::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
+use super::scan::{STEP_ENTRIES, ScannedEntries, scan_in_turns};
+use crate::proxy::forward::Gate;
+use etcd_store::cache::{
+    AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selecting, Selection, Tree, begin_select,
+};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::{Failure, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
@@ -11,8 +15,8 @@ use rangecache_upstream::Version;
 /// Response from memory, whatever its wire format. Throughout the read path the other result is the [`Reason`] for which
 /// etcd has to respond.
 pub(super) enum MemoryAnswer {
-    /// The selected entries.
-    Entries(ResponseHeader, Selection, Outcome),
+    /// The selected entries, and what keeps those that were scanned for.
+    Entries(ResponseHeader, Selection, Outcome, Option<Box<ScannedEntries>>),
     /// The status that etcd would return.
     Refusal(Status, Outcome),
 }
@@ -60,15 +64,16 @@ pub(super) enum Basis {
 }
 
 /// Selects the entries that `query` requests. `version` is the lowest version among the endpoints, whose
-/// dialect the response follows.
+/// dialect the response follows. `gate` bounds the scan of a filtered or sorted read.
 ///
 /// # Errors
 /// Reason for which etcd has to respond.
-pub(super) fn answer(
+pub(super) async fn answer(
     query: &RangeQuery,
     proven: ProvenRead<'_>,
     version: Version,
     cluster_state: &ClusterState,
+    gate: Gate<'_>,
 ) -> Result<MemoryAnswer, Reason> {
     let ProvenRead {
         mirror,
@@ -110,7 +115,19 @@ pub(super) fn answer(
         Basis::Stale => Read::Stale,
     };
     let dialect = Dialect::of_version(version.major, version.minor);
-    let selection = match select(&tree, query, &dialect) {
+    let (selected, scanned) = match begin_select(&tree, query, &dialect) {
+        Selecting::Done(selected) => (selected, None),
+        Selecting::Scan(scan) if scan.entries() <= STEP_ENTRIES => (scan.run(), None),
+        Selecting::Scan(scan) => {
+            let view = mirror.hold_view(query.revision > 0);
+            // Boxed, so that the future of a read without a scan stays small.
+            match Box::pin(scan_in_turns(scan, view, gate)).await {
+                Ok((selected, scanned)) => (selected, Some(Box::new(scanned))),
+                Err(not_scanned) => return not_scanned.refusal(),
+            }
+        }
+    };
+    let selection = match selected {
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Err(Reason::SortTies),
         Selected::PackedValues => return Err(Reason::PackedValues),
@@ -121,5 +138,5 @@ pub(super) fn answer(
     if !cluster_state.record_served(history, header.revision) {
         return Err(Reason::HistoryReplaced);
     }
-    Ok(MemoryAnswer::Entries(header, selection, outcome(read)))
+    Ok(MemoryAnswer::Entries(header, selection, outcome(read), scanned))
 }

@@ -1,6 +1,8 @@
 //! **prove**: one attempt to answer a read from memory. It waits for the proof that the plan requires and for the mirror,
 //! and ends with the answer, or with the reason for which etcd has to respond.
 
+use std::sync::Arc;
+
 use http::HeaderMap;
 use tokio::time::Instant;
 
@@ -10,6 +12,7 @@ use crate::proxy::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
 use etcd_wire::grpc::{CallMetadata, Status};
 use rangecache_base::telemetry::Reason;
+use rangecache_edge::limits::ClientAccount;
 use rangecache_mirror::freshness::{Proof, Unproven};
 use rangecache_mirror::history::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
@@ -48,6 +51,8 @@ impl Deadlines {
 /// Attempt to answer a read from `mirror`.
 pub(super) struct ReadAttempt<'a> {
     pub(super) proxy: &'a Proxy,
+    /// Account of the client's connection.
+    pub(super) account: &'a Arc<ClientAccount>,
     pub(super) request: &'a ReadRequest,
     /// The mirror that holds the range.
     pub(super) mirror: &'a Mirror,
@@ -114,7 +119,7 @@ impl<'a> ReadAttempt<'a> {
             .identity()
             .filter(|_| cluster_state.auth() == Auth::Off)
             .ok_or(Reason::Auth)?;
-        self.select(ProvenRead {
+        let proven = ProvenRead {
             mirror: self.mirror,
             history,
             header: ResponseHeader {
@@ -124,7 +129,8 @@ impl<'a> ReadAttempt<'a> {
             newest: view.tree,
             waited,
             basis,
-        })
+        };
+        self.select(proven).await
     }
 
     /// Answers a read at a past revision with the header of `proof`, for a caller who may read it.
@@ -144,23 +150,25 @@ impl<'a> ReadAttempt<'a> {
         let revision = proof.header.revision;
         self.record.record_proven(self.mirror, revision, waited);
         tracing::debug!(revision, waited, "proven at a past revision");
-        self.select(ProvenRead {
+        let proven = ProvenRead {
             mirror: self.mirror,
             newest: view.tree,
             history: proof.history,
             header: proof.header,
             waited,
             basis: Basis::Proof,
-        })
+        };
+        self.select(proven).await
     }
 
     /// Selects the entries of the answer.
     ///
     /// # Errors
     /// Reason for which etcd has to respond.
-    pub(super) fn select(&self, proven: ProvenRead<'a>) -> Result<MemoryAnswer, Reason> {
+    pub(super) async fn select(&self, proven: ProvenRead<'a>) -> Result<MemoryAnswer, Reason> {
         let cluster_state = &self.proxy.mirrors.cluster_state;
-        answer(&self.request.query, proven, self.version, cluster_state)
+        let gate = self.proxy.scan_gate(self.account, self.deadlines.client);
+        answer(&self.request.query, proven, self.version, cluster_state, gate).await
     }
 }
 

@@ -59,12 +59,13 @@ pub(super) async fn answer_authorized(
     };
     attempt.record.record_proven(mirror, granted.revision, waited);
     tracing::debug!(revision = granted.revision, waited, "authorized");
-    attempt.select(ProvenRead {
+    let proven = ProvenRead {
         mirror,
         newest,
         history: proof.history,
         header: granted,
         waited,
         basis: Basis::Proof,
-    })
+    };
+    attempt.select(proven).await
 }

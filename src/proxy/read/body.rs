@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Frame;
 
+use super::scan::ScannedEntries;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_store::cache::{Answer, Chunks, CorruptBlock, JsonAnswer, Rope, chunk_head};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
@@ -32,6 +33,8 @@ pub(in crate::proxy) enum EntrySource<'a> {
         mirror: Option<&'a Mirror>,
         is_past: bool,
     },
+    /// In the view of which they were found by a scan.
+    Scanned(Box<ScannedEntries>),
     /// In a page series, counted by this budget.
     Series(HeldBytes),
 }
@@ -42,20 +45,22 @@ type FrameResult = Result<Frame<Rope>, BoxError>;
 #[derive(Debug)]
 enum KeptEntries {
     View(Option<HeldView>),
+    Scanned(Box<ScannedEntries>),
     Bytes { _held: HeldBytes },
 }
 
 impl EntrySource<'_> {
     /// Returns what was produced, and tells the mirror of a damaged value.
     fn checked<P>(&self, produced: Result<P, CorruptBlock>) -> Result<P, CorruptBlock> {
-        if let (
-            Err(_),
-            EntrySource::Mirror {
-                mirror: Some(mirror), ..
-            },
-        ) = (&produced, self)
-        {
-            mirror.report_damage();
+        match (&produced, self) {
+            (
+                Err(_),
+                EntrySource::Mirror {
+                    mirror: Some(mirror), ..
+                },
+            ) => mirror.report_damage(),
+            (Err(_), EntrySource::Scanned(scanned)) => scanned.view.report_damage(),
+            _ => {}
         }
         produced
     }
@@ -65,6 +70,7 @@ impl EntrySource<'_> {
             EntrySource::Mirror { mirror, is_past } => {
                 KeptEntries::View(mirror.map(|mirror| mirror.hold_view(is_past)))
             }
+            EntrySource::Scanned(scanned) => KeptEntries::Scanned(scanned),
             EntrySource::Series(held) => KeptEntries::Bytes { _held: held },
         }
     }
@@ -74,6 +80,7 @@ impl KeptEntries {
     fn view(&self) -> Option<&HeldView> {
         match self {
             KeptEntries::View(view) => view.as_ref(),
+            KeptEntries::Scanned(scanned) => Some(&scanned.view),
             KeptEntries::Bytes { .. } => None,
         }
     }

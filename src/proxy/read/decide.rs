@@ -58,7 +58,8 @@ pub(super) async fn decide(
     let planned = plan(query, &plan_inputs(client, protocol, mirror, metadata, bounds));
     record.begin_prove(position, mirror);
     if !matches!(planned, Plan::Refuse(_))
-        && let Some(stale) = StaleRead::of(proxy, request).and_then(|read| read.answer())
+        && let Some(read) = StaleRead::of(proxy, request, &client.account)
+        && let Some(stale) = Box::pin(read.answer()).await
     {
         return Ok(stale.recorded(record));
     }
@@ -73,6 +74,7 @@ pub(super) async fn decide(
             tracing::debug!(?proof, "planned");
             let attempt = ReadAttempt {
                 proxy,
+                account: &client.account,
                 request,
                 mirror,
                 version,

@@ -74,7 +74,8 @@ pub(super) async fn answer_leaf_check(
         Read::Linearizable
     };
     let nothing = Selection::of_page(Vec::new(), 0, false);
-    Ok(MemoryAnswer::Entries(proof.header, nothing, Outcome::Hit(read)))
+    let outcome = Outcome::Hit(read);
+    Ok(MemoryAnswer::Entries(proof.header, nothing, outcome, None))
 }
 
 #[cfg(test)]

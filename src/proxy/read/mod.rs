@@ -13,6 +13,7 @@
 //! | `attempt` | waits for the quorum check and for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
 //! | `answer` | selects the entries of the response from a proven view |
+//! | `scan` | looks at every entry of a range, for filtered and sorted reads |
 //! | `stale` | answers from the last view while no member of etcd answers |
 //! | `shadow` | compares etcd's responses with memory's (`--shadow`) |
 //! | `body` | produces the bytes of responses from memory as the client reads |
@@ -28,6 +29,7 @@ mod grpc;
 mod json;
 mod leaf_check;
 mod plan;
+mod scan;
 mod serve;
 mod shadow;
 mod stale;

@@ -200,12 +200,15 @@ fn respond<W: WireFormat>(
     record: &mut CallRecord,
 ) -> Result<Response<ResponseBody>, Reason> {
     match answer {
-        MemoryAnswer::Entries(header, selection, outcome) => {
+        MemoryAnswer::Entries(header, selection, outcome, scanned) => {
             record.outcome = outcome;
             record.keys = selection.len();
-            let entries = EntrySource::Mirror {
-                mirror: record.mirror(&proxy.mirrors),
-                is_past: request.query.revision > 0,
+            let entries = match scanned {
+                Some(scanned) => EntrySource::Scanned(scanned),
+                None => EntrySource::Mirror {
+                    mirror: record.mirror(&proxy.mirrors),
+                    is_past: request.query.revision > 0,
+                },
             };
             match format.respond(request, header, selection, entries) {
                 Ok(response) => Ok(response),
@@ -243,7 +246,7 @@ async fn fetch<W: WireFormat>(
     }
     record.outcome = Outcome::Forwarded(reason);
     request.metadata.bypass |= reason == Reason::ForwardAll;
-    let stale = StaleRead::of(proxy, &request);
+    let stale = StaleRead::of(proxy, &request, call.account());
     let fetching = format.fetch(proxy, &mut request, original, call, record);
     let result = match stale {
         None => fetching.await,
@@ -386,7 +389,7 @@ mod tests {
         let (scene, mut record) = (Scene::new(&[]), record());
         let selection = Selection::of_page(Vec::new(), 0, false);
         let outcome = Outcome::Hit(Read::Linearizable);
-        let answer = MemoryAnswer::Entries(ResponseHeader::default(), selection, outcome);
+        let answer = MemoryAnswer::Entries(ResponseHeader::default(), selection, outcome, None);
         let response = respond(&scene.proxy, &TOO_LONG, &request(), answer, &mut record).unwrap();
         assert_eq!(response.headers()["grpc-status"], "8");
         let text = response.headers()["grpc-message"].to_str().unwrap();
@@ -402,6 +405,7 @@ mod tests {
             ResponseHeader::default(),
             selection,
             Outcome::Hit(Read::Linearizable),
+            None,
         );
         let damaged = Told(|| Unservable::Damaged);
         let response = respond(&scene.proxy, &damaged, &request(), answer, &mut record);
@@ -413,7 +417,7 @@ mod tests {
         let (scene, mut record) = (Scene::new(&["--shadow=1"]), record());
         let selection = Selection::of_page(Vec::new(), 0, false);
         let hit = Outcome::Hit(Read::Linearizable);
-        let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit);
+        let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit, None);
         let refusal = MemoryAnswer::refusal(Status::Compacted);
         let turn = |request: &ReadRequest, answer: &MemoryAnswer, record: &CallRecord| {
             turn_to_compare::<Told>(&scene.proxy, request, answer, record)

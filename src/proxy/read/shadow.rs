@@ -16,10 +16,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use super::scan::scan_in_steps;
 use crate::proxy::handles::Proxy;
 use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{Observer, ResponseBody};
-use etcd_store::cache::{Answer, Dialect, RangeQuery, ResponseHeader, Rope, Selected, select};
+use etcd_store::cache::{
+    Answer, Dialect, RangeQuery, ResponseHeader, Rope, Selected, Selecting, begin_select,
+};
 use etcd_wire::etcdserverpb::RangeResponse;
 use etcd_wire::grpc::frame::PREFIX_BYTES;
 use etcd_wire::grpc::status::is_ok;
@@ -160,11 +163,12 @@ impl ShadowRead {
         mirror.reach(self.history, revision, deadline).await.ok()?;
         let tree = mirror.view_at(revision).ok()?;
         let version = self.version?;
-        let Selected::Answer(selection) = select(
-            &tree,
-            &self.query,
-            &Dialect::of_version(version.major, version.minor),
-        ) else {
+        let dialect = Dialect::of_version(version.major, version.minor);
+        let selected = match begin_select(&tree, &self.query, &dialect) {
+            Selecting::Done(selected) => selected,
+            Selecting::Scan(scan) => scan_in_steps(scan).await,
+        };
+        let Selected::Answer(selection) = selected else {
             return None;
         };
         let answer = Answer::new(header, selection);

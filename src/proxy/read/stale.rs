@@ -1,6 +1,7 @@
 //! **answer** without a proof, while no member of etcd answers (`--serve-stale`): serializable reads, and reads at a past
 //! revision, from a mirror's last view. A linearizable read of the newest state is never answered here.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
@@ -8,6 +9,7 @@ use super::attempt::ReadRequest;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
+use rangecache_edge::limits::ClientAccount;
 use rangecache_mirror::StaleView;
 
 /// Interval at which a read that was sent to etcd finds out whether a member still answers.
@@ -18,6 +20,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct StaleRead<'a> {
     proxy: &'a Proxy,
     query: RangeQuery,
+    /// Account of the client's connection.
+    account: &'a Arc<ClientAccount>,
 }
 
 /// Response from the last view.
@@ -29,7 +33,11 @@ pub(super) struct StaleAnswer {
 impl<'a> StaleRead<'a> {
     /// The read, if its response may be stale: a serializable one, or one at a past revision, whose caller needs neither
     /// rights nor a leader.
-    pub(super) fn of(proxy: &'a Proxy, request: &ReadRequest) -> Option<StaleRead<'a>> {
+    pub(super) fn of(
+        proxy: &'a Proxy,
+        request: &ReadRequest,
+        account: &'a Arc<ClientAccount>,
+    ) -> Option<StaleRead<'a>> {
         let (query, metadata) = (&request.query, &request.metadata);
         // First what rules most reads out.
         let may_be_stale = (query.serializable || query.revision > 0)
@@ -42,11 +50,12 @@ impl<'a> StaleRead<'a> {
         may_be_stale.then(|| StaleRead {
             proxy,
             query: query.clone(),
+            account,
         })
     }
 
     /// Answers the read if no member of etcd answers.
-    pub(super) fn answer(&self) -> Option<StaleAnswer> {
+    pub(super) async fn answer(&self) -> Option<StaleAnswer> {
         let (proxy, query) = (self.proxy, &self.query);
         let mirror = proxy.mirrors.holding(&query.interval())?;
         let StaleView { view, age } = proxy.mirrors.stale_view(mirror)?;
@@ -67,7 +76,8 @@ impl<'a> StaleRead<'a> {
             basis: Basis::Stale,
         };
         let version = proxy.forward.upstream.lowest_version()?;
-        match answer(query, proven, version, cluster_state) {
+        let gate = proxy.scan_gate(self.account, None);
+        match answer(query, proven, version, cluster_state, gate).await {
             Ok(answer @ MemoryAnswer::Entries(..)) => Some(StaleAnswer { answer, age }),
             // Only etcd refuses a read: another history may have the revision that the last view lacks.
             Ok(MemoryAnswer::Refusal(..)) | Err(_) => None,
@@ -77,7 +87,7 @@ impl<'a> StaleRead<'a> {
     /// Answers the read once no member of etcd answers; for a read that was sent to etcd, whose end ends this wait.
     pub(super) async fn answer_once_silent(&self) -> StaleAnswer {
         loop {
-            if let Some(answer) = self.answer() {
+            if let Some(answer) = self.answer().await {
                 return answer;
             }
             tokio::time::sleep(POLL_INTERVAL).await;

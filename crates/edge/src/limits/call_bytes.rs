@@ -310,6 +310,12 @@ impl CallBytes {
         is_free
     }
 
+    /// Whether the holder could ever have `bytes`: if no other call had any.
+    #[must_use]
+    pub fn could_hold(&self, bytes: u64) -> bool {
+        self.account.buffers.may_hold(bytes, None, 0)
+    }
+
     /// Grows by the `bytes` of a new call. A short call waits a moment for room, so that a burst of one client costs
     /// others some time and no call; while several wait, no more requests of their connection are read.
     ///
@@ -341,7 +347,7 @@ impl CallBytes {
                 if self.fit(bytes).is_ok() {
                     return Poll::Ready(Ok(()));
                 }
-                if !account.buffers.may_hold(bytes, None, 0) {
+                if !self.could_hold(bytes) {
                     return Poll::Ready(Err(BudgetExceeded));
                 }
                 if waiter.is_some() {

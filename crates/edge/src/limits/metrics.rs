@@ -82,13 +82,22 @@ metric_group! {
         ///
         /// Useful when: reads from etcd are slow
         small_waiting: Gauge = "rangecache_forward_small_waiting";
-        /// Calls that got no turn, by `calls` (`large`, `small`) and `reason`: `too_many_waiting`, `late` (30
+        /// Sorted and filtered reads that memory is answering
+        ///
+        /// Useful when: it stays at `--worker-threads`
+        scans: Gauge = "rangecache_scans";
+        /// Sorted and filtered reads of many keys waiting for their turn in memory
+        ///
+        /// Useful when: such reads are slow: see `/clients` for who makes them
+        scans_waiting: Gauge = "rangecache_scans_waiting";
+        /// Calls that got no turn, by `calls` (`large`, `small`, `scan`) and `reason`: `too_many_waiting`, `late` (30
         /// s without a deadline), `deadline` (the client's)
         ///
         /// Useful when: etcd cannot follow
         refused[calls, reason]: Counter = "rangecache_forward_refused_total", from_zero = [
             ("large", "too_many_waiting"), ("large", "late"), ("large", "deadline"),
             ("small", "too_many_waiting"), ("small", "late"), ("small", "deadline"),
+            ("scan", "too_many_waiting"), ("scan", "late"), ("scan", "deadline"),
         ];
     }
 }
@@ -111,6 +120,16 @@ impl TurnsMetrics {
             in_flight: self.small.clone(),
             waiting: self.small_waiting.clone(),
             refused: Within::new(&self.refused, "small", []),
+        }
+    }
+
+    /// Reads for which memory looks at many entries, and those that wait for their turn.
+    #[must_use]
+    pub fn scans(&self) -> TurnMetrics {
+        TurnMetrics {
+            in_flight: self.scans.clone(),
+            waiting: self.scans_waiting.clone(),
+            refused: Within::new(&self.refused, "scan", []),
         }
     }
 }

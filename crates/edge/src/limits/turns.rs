@@ -1,8 +1,11 @@
-//! Turns: a bound on the calls that etcd handles at once, and on those that wait for one. Large reads have turns of
+//! Turns: a bound on the calls that etcd, or this process, handles at once, and on those that wait for one. Large reads have turns of
 //! their own (`--forward-max-large`), small reads and new watches others (`--forward-max-small`).
 //!
 //! Waiting calls are served by client, in turn, and those of one client by connection. When too many wait, the client
 //! with the most of them loses its newest.
+//!
+//! Scans of memory have turns as well, and pass them on after a number of entries ([`Turn::renew`]): a client's scans cost
+//! others by their entries, not by their number.
 //!
 //! A large read may keep its turn as long as its client reads. While several clients are connected, one of them has as many
 //! of these turns as are free, and an eighth in any case.
@@ -58,13 +61,15 @@ struct ByClient {
     has_others: bool,
 }
 
-/// Permission for one call to etcd; passed to the next call when dropped.
+/// Permission for one call; passed to the next call when dropped.
 #[derive(Debug)]
 pub struct Turn {
     /// `None` once it was passed on.
     turns: Option<Arc<Turns>>,
     /// Number of the client whose call has it.
     client: u64,
+    /// Number of the call, if it has waited.
+    number: Option<u64>,
 }
 
 /// Guard that counts one call as waiting until dropped.
@@ -75,7 +80,7 @@ pub struct Waiting<'a>(&'a Turns);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTurn {
     /// The bound on waiting calls is reached.
-    #[error("too many reads wait for etcd")]
+    #[error("too many reads wait")]
     TooManyWaiting,
     /// A call without a deadline has waited as long as it may.
     #[error("etcd is too busy")]
@@ -234,6 +239,7 @@ impl Turns {
         Turn {
             turns: Some(Arc::clone(self)),
             client,
+            number: None,
         }
     }
 
@@ -264,8 +270,18 @@ impl Turns {
                 self.metrics.in_flight.inc();
                 return Ok(self.turn(owner.client));
             }
-            state.waiters.push(owner, sender)
+            state.waiters.push(owner, None, sender)
         };
+        self.wait_in_line(owner, number, receiver, deadline).await
+    }
+
+    async fn wait_in_line(
+        self: &Arc<Self>,
+        owner: Owner,
+        number: u64,
+        receiver: oneshot::Receiver<Result<Turn, NoTurn>>,
+        deadline: Option<Instant>,
+    ) -> Result<Turn, NoTurn> {
         // Dropped when the client cancels, too.
         let _in_line = InLine {
             turns: self,
@@ -281,7 +297,9 @@ impl Turns {
             },
         };
         // The sender is kept until it sends.
-        received.unwrap_or(Err(NoTurn::Late))
+        let mut turn = received.unwrap_or(Err(NoTurn::Late))?;
+        turn.number = Some(number);
+        Ok(turn)
     }
 
     /// Counts the calling read as waiting for another read's response, until the guard is dropped.
@@ -341,6 +359,39 @@ impl Turns {
             }
         }
         unsent
+    }
+}
+
+impl Turn {
+    /// Passes the turn on to calls that wait, other clients' first, and waits for another one until `deadline`, in front of later
+    /// calls of the connection with this `account`. Keeps the turn if no call waits.
+    ///
+    /// # Errors
+    /// [`NoTurn`] when the wait is over.
+    pub async fn renew(self, account: &ClientAccount, deadline: Option<Instant>) -> Result<Turn, NoTurn> {
+        let Some(turns) = self.turns.clone() else {
+            return Ok(self);
+        };
+        let owner = Owner::new(account);
+        let (sender, receiver) = oneshot::channel();
+        let number = {
+            let mut state = turns.state.lock();
+            if state.waiters.is_empty() {
+                drop(state);
+                return Ok(self);
+            }
+            // Whatever the bound: it was let in before.
+            state.waiting += 1;
+            state.waiters.push(owner, self.number, sender)
+        };
+        turns.metrics.waiting.inc();
+        let _waiting = Waiting(&turns);
+        drop(self);
+        let renewed = turns.wait_in_line(owner, number, receiver, deadline).await;
+        if let Err(cause) = renewed {
+            turns.metrics.record_refused(cause.as_str());
+        }
+        renewed
     }
 }
 
@@ -522,6 +573,74 @@ mod tests {
         drop(next.await.unwrap().unwrap());
         assert_eq!(scene.counted(), (0, 0));
         assert_eq!(scene.turns.state.lock().taken, 0);
+    }
+
+    /// A call that renews its turn so many times.
+    fn long_call(turn: Turn, account: &Arc<ClientAccount>, renewals: usize) -> JoinHandle<()> {
+        let account = Arc::clone(account);
+        tokio::spawn(async move {
+            let mut turn = turn;
+            for _ in 0..renewals {
+                turn = turn.renew(&account, None).await.unwrap();
+            }
+        })
+    }
+
+    #[tokio::test]
+    async fn turn_that_is_renewed_goes_to_another_client_first_and_then_to_the_call_that_had_it() {
+        let scene = Scene::new(1, 100);
+        let turn = scene.acquire(None).await.unwrap();
+        let turn = turn.renew(&scene.clients[0], None).await.unwrap();
+        assert_eq!(scene.counted(), (1, 0), "no call waits");
+        let later = [scene.waits(0).await, scene.waits(0).await];
+        drop(turn);
+        let [first, second] = later;
+        let first = first.await.unwrap().unwrap();
+        let other = scene.waits(1).await;
+        let first = long_call(first, &scene.clients[0], 3);
+        let other = other.await.unwrap().unwrap();
+        settle().await;
+        assert!(
+            !first.is_finished() && !second.is_finished(),
+            "after one turn of each"
+        );
+        assert_eq!(scene.counted(), (1, 2));
+        drop(other);
+        first.await.unwrap();
+        drop(second.await.unwrap().unwrap());
+        assert_eq!(scene.counted(), (0, 0));
+        assert_eq!(scene.turns.state.lock().taken, 0);
+    }
+
+    #[tokio::test]
+    async fn calls_are_delayed_by_as_many_renewals_as_they_need_themselves() {
+        let scene = Scene::new(1, 1);
+        let turn = scene.acquire(None).await.unwrap();
+        let short = scene.waits(1).await;
+        let long = long_call(turn, &scene.clients[0], 100);
+        let short = short.await.unwrap().unwrap();
+        assert_eq!(scene.counted(), (1, 1), "beyond the bound on calls that wait");
+        let mut renewed = short;
+        for _ in 0..10 {
+            renewed = renewed.renew(&scene.clients[1], None).await.unwrap();
+            assert!(!long.is_finished());
+        }
+        drop(renewed);
+        long.await.unwrap();
+        assert_eq!(scene.counted(), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_that_renews_its_turn_waits_until_its_deadline_and_leaves_the_line() {
+        let scene = Scene::new(1, 100);
+        let turn = scene.acquire(None).await.unwrap();
+        let other = scene.waits(1).await;
+        let soon = Instant::now() + Duration::from_secs(1);
+        let renewed = turn.renew(&scene.clients[0], Some(soon)).await;
+        assert_eq!(renewed.unwrap_err(), NoTurn::Deadline);
+        drop(other.await.unwrap().unwrap());
+        assert_eq!(scene.counted(), (0, 0));
+        assert!(scene.turns.state.lock().waiters.is_empty());
     }
 
     #[tokio::test]

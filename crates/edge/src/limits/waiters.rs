@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::call_bytes::ClientAccount;
-use super::round_robin::RoundRobin;
+use super::round_robin::{Queue as _, RoundRobin};
 
 /// Client and connection of a waiting call, by their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,12 +41,20 @@ impl<T> Default for Waiters<T> {
 }
 
 impl<T> Waiters<T> {
-    /// Adds a call behind its connection's others; returns its number, which no other call has.
-    pub(super) fn push(&mut self, owner: Owner, call: T) -> u64 {
-        self.last_number += 1;
-        let number = self.last_number;
+    /// Adds a call behind its connection's others, or, with the `number` that it had before, in front of those that came
+    /// later; returns its number, which no other call has.
+    pub(super) fn push(&mut self, owner: Owner, number: Option<u64>, call: T) -> u64 {
+        let number = number.unwrap_or_else(|| {
+            self.last_number += 1;
+            self.last_number
+        });
         self.change(owner, |calls| calls.insert(number, call));
         number
+    }
+
+    /// Whether no call waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.clients.len() == 0
     }
 
     /// Removes the oldest call of the connection that is next, of the client that is next among those that `may` be;
@@ -105,21 +113,35 @@ mod tests {
     fn connections_take_turns_in_the_order_of_their_first_calls() {
         let mut waiters = Waiters::default();
         for call in ["a1", "a2", "a3", "a4"] {
-            waiters.push(owner(7, 1), call);
+            waiters.push(owner(7, 1), None, call);
         }
-        waiters.push(owner(7, 2), "b1");
+        waiters.push(owner(7, 2), None, "b1");
         assert_eq!(waiters.pop(|_| true), Some((7, "a1")));
-        waiters.push(owner(7, 3), "c1");
-        waiters.push(owner(7, 3), "c2");
+        waiters.push(owner(7, 3), None, "c1");
+        waiters.push(owner(7, 3), None, "c2");
         assert_eq!(all(&mut waiters), ["b1", "a2", "c1", "a3", "c2", "a4"]);
         assert!(waiters.clients.is_empty());
     }
 
     #[test]
+    fn call_that_waits_again_is_in_front_of_the_later_ones_of_its_connection_alone() {
+        let mut waiters = Waiters::default();
+        assert!(waiters.is_empty());
+        let first = waiters.push(owner(7, 1), None, "a1");
+        waiters.push(owner(7, 1), None, "a2");
+        waiters.push(owner(7, 2), None, "b1");
+        assert_eq!(waiters.pop(|_| true), Some((7, "a1")));
+        assert_eq!(waiters.push(owner(7, 1), Some(first), "a1 again"), first);
+        assert!(!waiters.is_empty());
+        assert_eq!(all(&mut waiters), ["b1", "a1 again", "a2"]);
+        assert!(waiters.is_empty());
+    }
+
+    #[test]
     fn removed_calls_leave_nothing_behind() {
         let mut waiters = Waiters::default();
-        let first = waiters.push(owner(7, 1), "a1");
-        let second = waiters.push(owner(7, 1), "a2");
+        let first = waiters.push(owner(7, 1), None, "a1");
+        let second = waiters.push(owner(7, 1), None, "a2");
         assert_eq!(waiters.remove(owner(7, 1), first), Some("a1"));
         assert_eq!(waiters.remove(owner(7, 1), first), None);
         assert_eq!(waiters.remove(owner(7, 1), second), Some("a2"));
@@ -131,9 +153,9 @@ mod tests {
     fn connection_with_the_most_calls_loses_its_newest_until_all_have_as_many() {
         let mut waiters = Waiters::default();
         for call in ["a1", "a2", "a3"] {
-            waiters.push(owner(7, 1), call);
+            waiters.push(owner(7, 1), None, call);
         }
-        waiters.push(owner(7, 2), "b1");
+        waiters.push(owner(7, 2), None, "b1");
         assert_eq!(waiters.pop_longest(owner(7, 1)), None, "its own");
         assert_eq!(waiters.pop_longest(owner(7, 2)), Some("a3"));
         assert_eq!(waiters.pop_longest(owner(7, 2)), None);
@@ -147,11 +169,11 @@ mod tests {
         let mut waiters = Waiters::default();
         for connection in 0..3 {
             for call in 0..2 {
-                waiters.push(owner(1, connection), (1, connection, call));
+                waiters.push(owner(1, connection), None, (1, connection, call));
             }
         }
-        waiters.push(owner(2, 9), (2, 9, 0));
-        waiters.push(owner(2, 9), (2, 9, 1));
+        waiters.push(owner(2, 9), None, (2, 9, 0));
+        waiters.push(owner(2, 9), None, (2, 9, 1));
         let order = all(&mut waiters);
         let (noisy, honest): (Vec<_>, Vec<_>) = order.iter().copied().partition(|(client, ..)| *client == 1);
         assert_eq!(
@@ -171,9 +193,9 @@ mod tests {
     fn client_with_the_most_calls_loses_its_newest() {
         let mut waiters = Waiters::default();
         for connection in 0..4 {
-            waiters.push(owner(1, connection), connection);
+            waiters.push(owner(1, connection), None, connection);
         }
-        let number = waiters.push(owner(2, 9), 9);
+        let number = waiters.push(owner(2, 9), None, 9);
         assert!(waiters.pop_longest(owner(2, 9)).is_some_and(|call| call < 4));
         assert_eq!(
             waiters.pop_longest(owner(1, 9)),

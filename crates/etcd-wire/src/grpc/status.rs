@@ -78,8 +78,9 @@ pub enum Status {
     /// More than `--max-calls` are in flight.
     #[error("rangecache: too many calls are in flight; try again")]
     TooManyCalls,
-    /// More than `--forward-max-waiting` reads wait for etcd, or etcd is too busy to get to this one.
-    #[error("rangecache: too many reads wait for etcd; try again")]
+    /// More than `--forward-max-waiting` reads wait for etcd, or etcd is too busy to get to this one; or too many filtered and
+    /// sorted reads wait for memory.
+    #[error("rangecache: too many reads wait; try again")]
     TooManyWaiting,
     /// The mirror is behind etcd, and `--when-behind=fail`.
     #[error("rangecache: the mirror is behind etcd; try again")]
