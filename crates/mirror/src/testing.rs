@@ -250,7 +250,9 @@ fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8], sent: &mut 
                 });
             } else {
                 *sent = create.start_revision - 1;
+                etcd.watches.push(create);
                 send_events(&etcd, stream, &response, sent);
+                return;
             }
             etcd.watches.push(create);
         }
@@ -262,14 +264,22 @@ fn answer_watch(etcd: &Mutex<Etcd>, stream: &Stream, request: &[u8], sent: &mut 
     }
 }
 
-/// Sends the events that were not sent yet, each in a response of its own.
+/// Sends the events that were not sent yet, each in a response of its own, with what they replace if the last watch asks for it.
 fn send_events(etcd: &Etcd, stream: &Stream, response: &WatchResponse, sent: &mut i64) {
+    let brings = etcd.watches.last().is_some_and(|watch| watch.prev_kv);
+    let replaced = |event: &KeyValue| {
+        let is_before =
+            |before: &&KeyValue| before.key == event.key && before.mod_revision < event.mod_revision;
+        let last = etcd.events.iter().rfind(is_before);
+        last.filter(|last| brings && last.version > 0)
+            .map(|last| last.encode_to_vec().into())
+    };
     for event in etcd.events.iter().filter(|event| event.mod_revision > *sent) {
         stream.send(&WatchResponse {
             events: vec![Event {
                 r#type: i32::from(event.version == 0),
                 kv: event.encode_to_vec().into(),
-                prev_kv: Bytes::new(),
+                prev_kv: replaced(event).unwrap_or_default(),
             }],
             ..response.clone()
         });

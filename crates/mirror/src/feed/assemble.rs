@@ -114,13 +114,17 @@ impl Assembler {
         }
         self.open.reserve(response.events.len());
         for event in &response.events {
-            self.open_bytes += event.kv.len() as u64 + EVENT_OVERHEAD_BYTES;
+            self.open_bytes += (event.kv.len() + event.prev_kv.len()) as u64 + EVENT_OVERHEAD_BYTES;
             let entry = Entry::from_key_value(&event.kv)?;
-            self.open.push(if event.r#type == DELETE {
+            let mut change = if event.r#type == DELETE {
                 Change::delete(entry)
             } else {
                 Change::put(entry)
-            });
+            };
+            if !event.prev_kv.is_empty() {
+                change.replaced = Some(Entry::from_key_value(&event.prev_kv)?);
+            }
+            self.open.push(change);
         }
         self.fragment_is_open = response.fragment;
         if self.fragment_is_open {

@@ -3,7 +3,7 @@
 //! Each application copies the nodes of the tree that readers may hold, shows a view, sets gauges and wakes the readers that
 //! wait. Under many writes etcd's responses arrive faster than that, so those that are there already share it.
 
-use etcd_store::cache::Change;
+use etcd_store::cache::{Change, Entry};
 
 use super::assemble::Step;
 
@@ -35,7 +35,10 @@ impl Burst {
             Step::Apply { changes, revision } => {
                 self.bytes += changes
                     .iter()
-                    .map(|change| change.entry.memory_bytes())
+                    .map(|change| {
+                        let replaced = change.replaced.as_ref();
+                        change.entry.memory_bytes() + replaced.map_or(0, Entry::memory_bytes)
+                    })
                     .sum::<u64>();
                 self.revision = revision;
                 if self.changes.is_empty() {

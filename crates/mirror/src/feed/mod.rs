@@ -65,7 +65,7 @@ impl<'a> Feeding<'a> {
                 let anchor = self.mirror.anchor(self.epoch)?;
                 others_continue(self, anchor.map_or(0, |anchor| anchor.revision)).await?;
             }
-            proven.serve().await
+            proven.serve()
         };
         tokio::select! {
             opened = opening => opened,
@@ -162,10 +162,13 @@ impl Feed<'_> {
                         lateness.record_advance();
                     }
                     // Also what arrived before an end: watchers get it, and the next feed need not.
-                    self.take(burst).await?;
+                    self.take(burst)?;
                     received?;
                     if !make_room(set, mirror, epoch).await? {
                         return Err(FeedEnd::OverBudget);
+                    }
+                    if !self.brings_replaced && mirror.metrics.not_held_bytes.get() > 0 {
+                        return Err(replaced::lacks_values());
                     }
                 }
                 () = mirror.epoch_ended(epoch) => return Err(FeedEnd::StaleEpoch),

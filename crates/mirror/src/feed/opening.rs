@@ -44,6 +44,8 @@ pub(crate) struct Feed<'a> {
     pub(super) assembler: Assembler,
     /// Whether progress notifications of the feed's member can be trusted.
     pub(super) trusts_progress: bool,
+    /// Whether events bring what they replace (`prev_kv`).
+    pub(super) brings_replaced: bool,
 }
 
 /// A feed that continues the mirror's history.
@@ -55,10 +57,10 @@ pub(super) struct ProvenFeed<'a> {
 
 impl<'a> ProvenFeed<'a> {
     /// Puts the mirror in service.
-    pub(super) async fn serve(self) -> Result<Feed<'a>, FeedEnd> {
+    pub(super) fn serve(self) -> Result<Feed<'a>, FeedEnd> {
         let feeding = self.feed.feeding;
         feeding.mirror.put_in_service(feeding.epoch)?;
-        self.feed.take(self.first.into()).await?;
+        self.feed.take(self.first.into())?;
         Ok(self.feed)
     }
 }
@@ -143,7 +145,8 @@ impl<'a> Feed<'a> {
             ContinuityProof::FirstEvent(event) => *event,
             ContinuityProof::Load(_) | ContinuityProof::Comparison => anchor.revision + 1,
         };
-        let (mut feed, created) = Feed::create(feeding, &before, start_revision).await?;
+        let brings_replaced = anchor.tree.summary().not_held_bytes > 0;
+        let (mut feed, created) = Feed::create(feeding, &before, start_revision, brings_replaced).await?;
         let shown = created.revision;
         let member = feeding.check_member(&before, created).await?;
         feed.trusts_progress = member.has_true_progress();
@@ -226,6 +229,7 @@ impl<'a> Feed<'a> {
         feeding: Feeding<'a>,
         before: &Before,
         start_revision: i64,
+        brings_replaced: bool,
     ) -> Result<(Feed<'a>, ResponseHeader), FeedEnd> {
         let Feeding {
             set,
@@ -242,6 +246,7 @@ impl<'a> Feed<'a> {
             range_end: mirror.scope.range_end(),
             start_revision,
             fragment: true,
+            prev_kv: brings_replaced,
             ..WatchCreateRequest::default()
         };
         send(&requests, RequestUnion::CreateRequest(create)).await?;
@@ -274,6 +279,7 @@ impl<'a> Feed<'a> {
             responses,
             assembler: Assembler::new(start_revision - 1, feeding.set.budget_of(mirror)),
             trusts_progress: false,
+            brings_replaced,
         };
         Ok((feed, created.header.unwrap_or_default()))
     }
@@ -341,11 +347,11 @@ impl<'a> Feed<'a> {
     }
 
     /// Changes the mirror.
-    pub(super) async fn take(&self, burst: Burst) -> Result<(), FeedEnd> {
+    pub(super) fn take(&self, burst: Burst) -> Result<(), FeedEnd> {
         let Feeding { mirror, epoch, .. } = self.feeding;
         mirror.metrics.events_fenced.inc_by(burst.fenced);
         if !burst.changes.is_empty() {
-            replaced::apply(self.feeding, burst.changes, burst.revision).await?;
+            replaced::apply(self.feeding, burst.changes, burst.revision, self.brings_replaced)?;
         } else if burst.revision > 0 {
             mirror.advance(epoch, burst.revision)?;
         }

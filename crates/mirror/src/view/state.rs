@@ -14,6 +14,7 @@
 pub(crate) mod log_read;
 mod past;
 mod service;
+
 mod waiting;
 
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
+
+pub(crate) use service::NotApplied;
 
 use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};

@@ -10,17 +10,19 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Entry, Repacked, Tree, Unpacker};
+use etcd_store::cache::{Applied, Change, Repacked, Store, Tree, Unpacker};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::hub::HubHistory;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 
-/// Changes that were not applied, and the indexes of those that replace a value that is not held, without bringing it.
-#[derive(Debug)]
-pub(crate) struct ReplacedMissing {
-    pub(crate) changes: Vec<Change>,
-    pub(crate) indexes: Vec<usize>,
+/// Why changes that replace values that are not held were not applied.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotApplied {
+    /// A change lacks the value that it replaces.
+    NotBrought,
+    /// A change brings another value than the one that was left out.
+    Differs,
 }
 
 impl Mirror {
@@ -117,23 +119,24 @@ impl Mirror {
     }
 
     /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3), unless one of them
-    /// replaces a value that is not held and does not bring it. Those at the indexes `given_up` need not.
+    /// replaces a value that is not held and brings another one, or none although etcd was asked for it (`are_brought`).
     pub(crate) fn apply_with_replaced(
         &self,
         epoch: Epoch,
         changes: Vec<Change>,
         revision: i64,
-        given_up: &HashSet<usize>,
-    ) -> Result<Result<Applied, ReplacedMissing>, StaleEpoch> {
+        are_brought: bool,
+    ) -> Result<Result<Applied, NotApplied>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
-        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
-        let mut indexes = loaded.store.replaced_values_not_held(&changes);
-        indexes.retain(|index| !given_up.contains(index));
-        if indexes.is_empty() {
-            self.apply_to(contents, changes, revision).map(Ok)
-        } else {
-            Ok(Err(ReplacedMissing { changes, indexes }))
+        let store = &contents.loaded.as_ref().ok_or(StaleEpoch)?.store;
+        // What etcd itself leaves out, it has compacted.
+        if !are_brought && !store.replaced_values_not_held(&changes).is_empty() {
+            return Ok(Err(NotApplied::NotBrought));
         }
+        if brings_another_value(store, &changes) {
+            return Ok(Err(NotApplied::Differs));
+        }
+        self.apply_to(contents, changes, revision).map(Ok)
     }
 
     /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3).
@@ -333,14 +336,6 @@ impl Mirror {
         Ok(contents.loaded.as_ref().map(|loaded| loaded.store.tree().clone()))
     }
 
-    /// Whether `entry` is the mirror's current one of its key.
-    pub(crate) fn is_held(&self, epoch: Epoch, entry: &Entry) -> Result<bool, StaleEpoch> {
-        let contents = self.contents_of(epoch)?;
-        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
-        let ours = loaded.store.tree().get(entry.key());
-        Ok(ours.is_some_and(|ours| Unpacker::default().is_same(ours, entry)))
-    }
-
     /// Reads below each prefix, as far as they are counted.
     pub(crate) fn reads_by_prefix(&self) -> HashMap<Vec<u8>, u64> {
         self.prefixes.reads()
@@ -419,6 +414,25 @@ impl Mirror {
 
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Whether one of `changes` brings another value than the one that `store` has left out.
+fn brings_another_value(store: &Store, changes: &[Change]) -> bool {
+    let tree = store.tree();
+    if tree.summary().not_held_bytes == 0 {
+        return false;
+    }
+    let mut seen = HashSet::new();
+    let mut applied = changes
+        .iter()
+        .filter(|change| change.revision() > store.revision());
+    applied.any(|change| {
+        // What a later change of the key replaces is not in the tree yet.
+        let ours = tree.get(change.key()).filter(|_| seen.insert(change.key()));
+        let left_out = ours.filter(|ours| !ours.has_value());
+        let brought = left_out.zip(change.replaced.as_ref());
+        brought.is_some_and(|(ours, brought)| !Unpacker::default().is_same(ours, brought))
+    })
 }
 
 #[cfg(test)]
