@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::files::ProcessFiles;
@@ -34,14 +35,22 @@ pub struct Assembly {
     credentials: Arc<Credentials>,
     /// Bounds that all listeners of clients share.
     serving: ServeConfig,
+    /// Runtime of calls, and of connections to clients and etcd.
+    calls: Handle,
 }
 
 impl Assembly {
-    /// Starts every part with its tasks. `settings` are all flags with their values.
+    /// Starts every part with its tasks. `settings` are all flags with their values. Calls, and connections to clients and etcd, run
+    /// on the runtime `calls`, everything else on the current one: mirrors with their feeds do not wait for calls.
     ///
     /// # Errors
     /// A file with credentials that cannot be used.
-    pub fn start(config: &Config, settings: Vec<Setting>, files: ProcessFiles) -> anyhow::Result<Assembly> {
+    pub fn start(
+        config: &Config,
+        settings: Vec<Setting>,
+        files: ProcessFiles,
+        calls_on: &Handle,
+    ) -> anyhow::Result<Assembly> {
         let live = LiveConfig::new(config.clone(), settings);
         let credentials = Credentials::open(&config.etcd, &files.connector)?;
         let stages = Stages::default();
@@ -76,14 +85,17 @@ impl Assembly {
         if let Some(acceptor) = &files.acceptor {
             acceptor.keep_fresh(background, &look, stop);
         }
-        let upstream = Upstream::start(
-            &config.etcd.endpoints,
-            &files.connector,
-            config.etcd.range_stream == RangeStream::Auto,
-            Arc::clone(&credentials),
-            background,
-            stop,
-        );
+        let upstream = {
+            let _entered = calls_on.enter();
+            Upstream::start(
+                &config.etcd.endpoints,
+                &files.connector,
+                config.etcd.range_stream == RangeStream::Auto,
+                Arc::clone(&credentials),
+                background,
+                stop,
+            )
+        };
         upstream.set_fallback(&config.etcd.fallback_endpoints);
         follow_srv(&upstream, &config.etcd);
         follow_members(&upstream, config.etcd.endpoints_auto_sync_interval);
@@ -127,6 +139,7 @@ impl Assembly {
             look,
             credentials,
             serving,
+            calls: calls_on.clone(),
         })
     }
 
@@ -140,7 +153,8 @@ impl Assembly {
             (handle, Some(unsent))
         };
         let serving = self.serving.clone();
-        self.stages.listeners.spawn(listener.serve(handler, serving));
+        let serving = listener.serve(handler, serving);
+        self.stages.listeners.spawn_on(serving, &self.calls);
     }
 
     /// Looks at certificates, the access log and credentials again: their files may have been replaced.

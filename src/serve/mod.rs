@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 #[cfg(target_os = "linux")]
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub use assembly::Assembly;
@@ -45,7 +45,7 @@ use stages::BACKGROUND_TIMEOUT;
 pub fn run(serving: Serving) -> ExitCode {
     let Serving { mut config, settings } = serving;
     // Before a file is read, which may take its time: from here on SIGHUP does not end the process.
-    let started = start_runtime(&config);
+    let started = start_runtimes(&config);
     if let Err(error) = config.validate() {
         return cli::misuse(error);
     }
@@ -66,7 +66,11 @@ pub fn run(serving: Serving) -> ExitCode {
     }
     let max_connections = connections_within_descriptors(config.limits.max_connections());
     config.limits.max_connections = Some(max_connections);
-    let (runtime, signals) = match started {
+    let Started {
+        runtime,
+        calls,
+        signals,
+    } = match started {
         Ok(started) => started,
         Err(error) => {
             tracing::error!(%error, "cannot start the runtime");
@@ -92,7 +96,14 @@ pub fn run(serving: Serving) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let ended = runtime.block_on(serve(&config, settings, files, signals, log_level));
+    let ended = runtime.block_on(serve(
+        &config,
+        settings,
+        files,
+        signals,
+        (log_level, calls.handle()),
+    ));
+    calls.shutdown_timeout(BACKGROUND_TIMEOUT);
     // A write of the access log may hang: whatever reads standard output may have stopped.
     runtime.shutdown_timeout(BACKGROUND_TIMEOUT);
     match ended {
@@ -118,9 +129,21 @@ fn forbid_core_dumps() {
 #[cfg(not(target_os = "linux"))]
 fn forbid_core_dumps() {}
 
-/// The runtime, and the handlers of signals.
-fn start_runtime(config: &Config) -> io::Result<(Runtime, Signals)> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+/// Runtimes and handlers of signals.
+struct Started {
+    /// Runs mirrors with their feeds, the admin port and whatever else no call does, on the main thread.
+    runtime: Runtime,
+    /// Runs calls, on threads of its own: however busy these are, the main thread is not.
+    calls: Runtime,
+    signals: Signals,
+}
+
+/// Starts the runtimes, and handles signals.
+fn start_runtimes(config: &Config) -> io::Result<Started> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let calls = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.limits.worker_threads())
         .enable_all()
         .build()?;
@@ -128,7 +151,11 @@ fn start_runtime(config: &Config) -> io::Result<(Runtime, Signals)> {
         let _context = runtime.enter();
         Signals::listen()?
     };
-    Ok((runtime, signals))
+    Ok(Started {
+        runtime,
+        calls,
+        signals,
+    })
 }
 
 /// Handlers of signals.
@@ -154,7 +181,7 @@ async fn serve(
     settings: Vec<Setting>,
     files: ProcessFiles,
     mut signals: Signals,
-    log_level: LogLevel,
+    (log_level, calls): (LogLevel, &Handle),
 ) -> anyhow::Result<ExitCode> {
     let sockets = tokio::select! {
         bound = Sockets::bind(&config.listen, files.acceptor.as_ref()) => bound?,
@@ -166,7 +193,7 @@ async fn serve(
     panics::install(move || {
         counter.inc();
     });
-    let assembly = Assembly::start(config, settings, files)?;
+    let assembly = Assembly::start(config, settings, files, calls)?;
     let reload = start_reloads(&assembly, log_level);
     for listener in sockets.clients {
         tracing::info!(url = %listener.url(), "serving clients");

@@ -18,6 +18,7 @@ use rangecache_edge::server::Listener;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::Upstream;
 use tokio::io::DuplexStream;
+use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -371,7 +372,7 @@ impl Process {
         let authority = config.listen.client_urls[0].authority().to_owned();
         EXITED.with_borrow_mut(|of| of.insert(authority, exited.clone()));
         let files = ProcessFiles::open(&config).expect("no files");
-        let assembly = Assembly::start(&config, Vec::new(), files).expect("no files");
+        let assembly = Assembly::start(&config, Vec::new(), files, &Handle::current()).expect("no files");
         let listen = &config.listen;
         let listener = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
             .await

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -137,6 +138,8 @@ pub(super) struct ConnectionContext {
     pub(super) lowest_version: LowestVersion,
     pub(super) clusters: Clusters,
     pub(super) tasks: TaskTracker,
+    /// Runtime of the connections: that of the calls that they carry.
+    pub(super) runtime: Handle,
     pub(super) stop: CancellationToken,
 }
 
@@ -421,11 +424,12 @@ impl Endpoint {
             for slot in 0..class.connections() {
                 let (endpoint, context_of_task) = (Arc::clone(self), Arc::clone(context));
                 let stop = context.stop.clone();
-                context.tasks.spawn(async move {
+                let keeping = async move {
                     // Calls in flight at a stop are bounded by the drain that precedes it.
                     let keeping = restarting("endpoint", || endpoint.run(class, slot, &context_of_task));
                     stop.run_until_cancelled(keeping).await;
-                });
+                };
+                context.tasks.spawn_on(keeping, &context.runtime);
             }
         }
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use arc_swap::Guard;
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -93,6 +94,7 @@ impl Upstream {
             lowest_version: LowestVersion::default(),
             clusters: Clusters::default(),
             tasks: tasks.clone(),
+            runtime: Handle::current(),
             stop: stop.clone(),
         });
         let upstream = Arc::new(Upstream {
