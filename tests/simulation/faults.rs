@@ -100,18 +100,21 @@ impl Fault {
 
     /// The kinds of faults of one simulation of `job`: few, so that the same ones meet more often than if all were possible.
     pub fn kinds(job: Job, settings: &Settings, chance: &Chance) -> Vec<Fault> {
-        let mut kinds = match job {
-            Job::Mixed => Self::ALL.to_vec(),
-            Job::Restores => Self::WITH_RESTORES.to_vec(),
-            Job::Hubs => [&Self::ALL[..], &Self::OF_HUBS].concat(),
+        // As often as all others together, and always.
+        let restores_often = job == Job::Restores || job == Job::Hubs && chance.one_in(4);
+        let of_members = if restores_often {
+            &Self::WITH_RESTORES[..]
+        } else {
+            &Self::ALL
         };
+        let of_hubs = if job == Job::Hubs { &Self::OF_HUBS[..] } else { &[] };
+        let mut kinds = [of_members, of_hubs].concat();
         let may_restore = chance.one_in(3);
         kinds.retain(|kind| match kind {
             Fault::Restore | Fault::RestoreInLoad => may_restore && chance.one_in(2),
             _ => chance.one_in(2),
         });
-        if job == Job::Restores {
-            // As often as all others together, and always.
+        if restores_often {
             for number in 0..kinds.len().max(1) {
                 kinds.push(if number % 3 == 2 {
                     Fault::RestoreInLoad

@@ -1,5 +1,6 @@
 //! Rangecaches between the one that clients use and the members, and the connections to them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use rangecache_base::simulated;
@@ -19,25 +20,33 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Starts some hubs.
-    pub async fn start_some(chance: &Chance, settings: &Settings) -> Vec<Hub> {
+    /// Starts some hubs. If they are `balanced`, each of their addresses leads to all of them, a connection to any.
+    pub async fn start_some(chance: &Chance, settings: &Settings, balanced: bool) -> Vec<Hub> {
         let mut hubs = Vec::new();
-        for number in 0..1 + chance.below(MAX_HUBS) {
+        let number_of_hubs = if balanced {
+            MAX_HUBS
+        } else {
+            1 + chance.below(MAX_HUBS)
+        };
+        for number in 0..number_of_hubs {
             let neighbours = 0..if chance.one_in(2) { number } else { 0 };
             let place = Place::hub(number).with_neighbours(neighbours);
-            hubs.push(Hub::start_at(place, number, settings.as_hub(chance)).await);
+            let all = 0..MAX_HUBS;
+            let to = if balanced { all } else { number..number + 1 };
+            hubs.push(Hub::start_at(place, number, to, settings.as_hub(chance)).await);
         }
         hubs
     }
 
     /// Starts the hub with this number.
     pub async fn start(number: usize, settings: Settings) -> Hub {
-        Self::start_at(Place::hub(number), number, settings).await
+        Self::start_at(Place::hub(number), number, number..number + 1, settings).await
     }
 
-    async fn start_at(place: Place, number: usize, settings: Settings) -> Hub {
+    async fn start_at(place: Place, number: usize, to: Range<usize>, settings: Settings) -> Hub {
+        let to = to.map(|number| Place::hub(number).authority).collect();
         Hub {
-            network: Network::start(Place::authority_of_hub(number), place.authority.clone()),
+            network: Network::start(Place::authority_of_hub(number), to),
             rangecache: Rangecache::start_at(place, settings).await,
         }
     }
@@ -89,15 +98,19 @@ struct State {
 }
 
 impl Network {
-    /// Relays connections that are made to `from` to the hub at `to`.
-    fn start(from: String, to: String) -> Network {
+    /// Relays connections that are made to `from` to the hubs at `to`, as a balancer does.
+    fn start(from: String, to: Vec<String>) -> Network {
         let state = Arc::<State>::default();
         let relaying = Arc::clone(&state);
         tokio::spawn(async move {
             let mut connections = simulated::listen(&from).expect("a simulated network");
+            let mut hash = 0_u64;
             while let Some(mut near) = connections.recv().await {
                 let state = Arc::clone(&relaying);
-                let Ok(mut far) = proxy::connect(&to) else {
+                // Not in turn: connections that are opened together would always lead to the same one.
+                hash = hash.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                let choice = usize::try_from(hash >> 33).expect("is small") % to.len();
+                let Ok(mut far) = proxy::connect(&to[choice]) else {
                     continue;
                 };
                 if *state.is_down.borrow() {

@@ -22,6 +22,7 @@ use crate::auth::{AUTHENTICATE, DISABLE, ENABLE, Identity, Needs, Refusal, User}
 use crate::caller::PREFIX;
 use crate::cluster::{Cluster, State, unavailable};
 use crate::members::From;
+use crate::read::CHECK_KEY;
 use crate::server::Messages;
 use crate::store::{Change, History};
 
@@ -82,9 +83,11 @@ pub fn refuse_at_learner(state: &State, member: usize, path: &str, message: &[u8
 /// Whether a call reads keys of clients, rather than etcd's revision.
 pub fn reads_keys(path: &str, message: &[u8]) -> bool {
     match path {
-        RANGE => decoded::<RangeRequest>(message)
-            .key
-            .starts_with(PREFIX.as_bytes()),
+        RANGE => {
+            let request = decoded::<RangeRequest>(message);
+            let is_check = request.limit == 1 && request.keys_only;
+            request.key.starts_with(PREFIX.as_bytes()) || request.key == CHECK_KEY.as_bytes() && !is_check
+        }
         other => other == RANGE_STREAM,
     }
 }

@@ -78,11 +78,11 @@ impl Place {
         }
     }
 
-    /// The place of clients, in front of this many hubs, with or without the members as fallbacks.
-    pub fn before_hubs(hubs: usize, has_fallbacks: bool) -> Place {
+    /// The place of clients, in front of hubs with these numbers, with or without the members as fallbacks.
+    pub fn before_hubs(hubs: std::ops::Range<usize>, has_fallbacks: bool) -> Place {
         Place {
             authority: AUTHORITY.to_owned(),
-            endpoints: (0..hubs).map(Self::authority_of_hub).collect(),
+            endpoints: hubs.map(Self::authority_of_hub).collect(),
             fallbacks: if has_fallbacks {
                 Self::members()
             } else {

@@ -23,6 +23,8 @@ pub struct Read {
     pub bypasses: bool,
 }
 
+/// The key that quorum checks read, which a client may write and read, too.
+pub const CHECK_KEY: &str = "rangecache/quorum-check";
 /// Metadata of the bounds.
 pub const MAX_STALENESS: &str = "rangecache-max-staleness";
 /// See [`MAX_STALENESS`].
@@ -44,6 +46,7 @@ impl Read {
         let chance = &caller.chance;
         let first = key(chance.below(KEYS));
         let mut request = match chance.below(6) {
+            0 if chance.one_in(8) => RangeRequest::one(CHECK_KEY),
             0 => RangeRequest::one(first),
             1 => RangeRequest::range(first, [0]),
             2 | 3 => RangeRequest::prefix(HALVES[chance.below(2)]),

@@ -21,7 +21,7 @@ use crate::known::Known;
 use crate::members::{From, Members};
 use crate::memory;
 use crate::proxy::{self, Place, Rangecache, Settings};
-use crate::read::Read;
+use crate::read::{CHECK_KEY, Read};
 use crate::seeds::Job;
 use crate::store::Change;
 use crate::trace::{self, Trace};
@@ -199,7 +199,12 @@ async fn start(job: Job, world: &World, settings: &Settings) -> Tiers {
         };
     }
     let chance = &world.chance;
-    let hubs = Hub::start_some(chance, settings).await;
+    let is_balanced = chance.one_in(3);
+    world
+        .cluster
+        .trace
+        .line(format!("one address for all hubs: {is_balanced}"));
+    let hubs = Hub::start_some(chance, settings, is_balanced).await;
     let has_fallbacks = chance.one_in(3);
     for hub in &hubs {
         world
@@ -213,7 +218,8 @@ async fn start(job: Job, world: &World, settings: &Settings) -> Tiers {
         .line(format!("members are fallbacks: {has_fallbacks}"));
     let neighbours = 0..if chance.one_in(2) { hubs.len() } else { 0 };
     world.cluster.trace.line(format!("neighbours: {neighbours:?}"));
-    let place = Place::before_hubs(hubs.len(), has_fallbacks).with_neighbours(neighbours);
+    let endpoints = 0..if is_balanced { 1 } else { hubs.len() };
+    let place = Place::before_hubs(endpoints, has_fallbacks).with_neighbours(neighbours);
     Tiers {
         front: Rangecache::start_at(place, settings.clone()).await,
         hubs,
@@ -237,6 +243,11 @@ fn fill(world: &World, has_auth: bool) {
                 Change::Put(key, format!("before {number}").into(), 0)
             };
             state.history_mut().commit(&[change]);
+        }
+        if chance.one_in(3) {
+            let key = CHECK_KEY.into();
+            let value = b"of a client".to_vec();
+            state.history_mut().commit(&[Change::Put(key, value, 0)]);
         }
         let newest = state.history().newest().revision;
         if chance.one_in(4) && newest > 2 {

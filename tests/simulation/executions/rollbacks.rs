@@ -156,7 +156,7 @@ const WATCHED: &str = "/sim/a/0";
 async fn hub_and_leaf(world: &World, prefixes: &[&'static str]) -> (Hub, Rangecache) {
     let settings = |flags: &[&'static str]| Settings::with_flags(&[&["--watch-cache=auto"], flags].concat());
     let hub = Hub::start(0, settings(&[])).await;
-    let leaf = Rangecache::start_at(Place::before_hubs(1, false), settings(prefixes)).await;
+    let leaf = Rangecache::start_at(Place::before_hubs(0..1, false), settings(prefixes)).await;
     while leaf.memory_answers() == 0 {
         read_from_memory(world, WATCHED).await;
     }
