@@ -277,9 +277,11 @@ impl Run {
             let mut replaced = before.get(&name).cloned();
             let change = if *is_put {
                 let mut put = KeyValue::new(name.clone(), revision, format!("value {revision}"));
-                match old {
-                    Some(old) => (put.create_revision, put.version) = (old.create_revision, old.version + 1),
-                    None => replaced = None,
+                if let Some(old) = old {
+                    (put.create_revision, put.version) = (old.create_revision, old.version + 1);
+                }
+                if put.create_revision == revision {
+                    replaced = None;
                 }
                 model.keys.insert(name, put.clone());
                 Change::put(put.entry())
