@@ -225,6 +225,7 @@ async fn route(
     #[cfg(debug_assertions)]
     arm_faults(proxy, request.headers());
     faults::trip(Fault::Request);
+    faults::block(Fault::Block);
     if proxy.admission.is_full() {
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
         return Ok(shed(head, &request, reason, &status, record));

@@ -55,6 +55,34 @@ async fn panics(rangecache: &Rangecache) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn feed_and_admin_port_run_while_the_threads_of_calls_are_busy() {
+    let etcd = etcd_with(1).await;
+    let rangecache = with_fault_injection(&etcd, &[("--worker-threads", "1")]).await;
+    let (through, direct) = (rangecache.client().await, etcd.client().await);
+    let blocked = tokio::spawn(async move { through.inject_fault("block").await });
+    until(SOON, "the only thread of calls is blocked", async || {
+        rangecache
+            .log()
+            .contains("blocked by a planted fault")
+            .then_some(())
+    })
+    .await;
+    let written = direct
+        .put(format!("{PREFIX}000"), "new")
+        .await
+        .expect("etcd writes");
+    until(SOON, "the mirror has the write", async || {
+        let reached = rangecache.metrics().await.sum("rangecache_mirror_revision");
+        (reached >= written as f64).then_some(())
+    })
+    .await;
+    let probe = http::get(&format!("{}/livez", rangecache.metrics_url())).await;
+    assert_eq!(probe.expect("answers").status, 200);
+    assert!(!blocked.is_finished());
+    blocked.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_listener_serves_reads_alone() {
     let etcd = etcd_with(1).await;
     let rangecache = Rangecache::before(&etcd).start().await;

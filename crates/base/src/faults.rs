@@ -24,21 +24,23 @@ pub enum Fault {
     Hold,
     /// The next turn at the admin port is not given until `release`: `admin-turn`.
     AdminTurn,
+    /// The thread that serves the request that names it serves nothing for an hour: `block`.
+    Block,
 }
 
 #[cfg(debug_assertions)]
 mod armed {
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU8, Ordering};
+    use std::sync::atomic::{AtomicU16, Ordering};
 
     use tokio::sync::Notify;
 
     use super::Fault;
 
-    static ARMED: AtomicU8 = AtomicU8::new(0);
+    static ARMED: AtomicU16 = AtomicU16::new(0);
     pub(super) static RELEASED: Notify = Notify::const_new();
 
-    fn bit(fault: Fault) -> u8 {
+    fn bit(fault: Fault) -> u16 {
         1 << fault as u8
     }
 
@@ -62,6 +64,7 @@ mod armed {
             b"corrupt" => Fault::Corrupt,
             b"hold" => Fault::Hold,
             b"admin-turn" => Fault::AdminTurn,
+            b"block" => Fault::Block,
             b"release" => return RELEASED.notify_one(),
             _ => return,
         };
@@ -85,6 +88,19 @@ pub fn trip(fault: Fault) {
     #[cfg(debug_assertions)]
     if is_armed(fault) {
         panic!("a planted fault");
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = fault;
+}
+
+/// Keeps the thread for an hour if `fault` is armed.
+#[inline]
+#[allow(clippy::disallowed_methods, reason = "the purpose of the fault")]
+pub fn block(fault: Fault) {
+    #[cfg(debug_assertions)]
+    if is_armed(fault) {
+        tracing::info!("blocked by a planted fault");
+        std::thread::sleep(std::time::Duration::from_secs(3600));
     }
     #[cfg(not(debug_assertions))]
     let _ = fault;

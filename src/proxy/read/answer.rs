@@ -123,7 +123,10 @@ pub(super) async fn answer(
             // Boxed, so that the future of a read without a scan stays small.
             match Box::pin(scan_in_turns(scan, view, gate)).await {
                 Ok((selected, scanned)) => (selected, Some(Box::new(scanned))),
-                Err(not_scanned) => return not_scanned.refusal(),
+                Err(not_scanned) => {
+                    let (status, outcome) = not_scanned.refusal()?;
+                    return Ok(MemoryAnswer::Refusal(status, outcome));
+                }
             }
         }
     };

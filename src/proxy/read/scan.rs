@@ -4,7 +4,6 @@
 //! as there are worker threads have a turn, and pass it on after [`TURN_ENTRIES`]: clients, and the connections of a client, wait
 //! for each other by entries. What a scan finds counts against `--buffer-max-bytes` as long as its response does.
 
-use super::answer::MemoryAnswer;
 use crate::proxy::forward::{Gate, status_without_turn};
 use etcd_store::cache::{Scan, Selected};
 use etcd_wire::grpc::Status;
@@ -37,12 +36,12 @@ pub(super) enum NotScanned {
 }
 
 impl NotScanned {
-    /// The refusal of the read.
+    /// Status and outcome of the read.
     ///
     /// # Errors
     /// Reason for which etcd has to respond.
-    pub(super) fn refusal(self) -> Result<MemoryAnswer, Reason> {
-        let (status, outcome) = match self {
+    pub(super) fn refusal(self) -> Result<(Status, Outcome), Reason> {
+        Ok(match self {
             NotScanned::TooLarge => return Err(Reason::BufferBytes),
             NotScanned::Buffers(BudgetExceeded) => (Status::BufferBytes, Outcome::Shed(Reason::BufferBytes)),
             NotScanned::NoTurn(cause) => {
@@ -52,8 +51,7 @@ impl NotScanned {
                 };
                 (status_without_turn(cause), outcome)
             }
-        };
-        Ok(MemoryAnswer::Refusal(status, outcome))
+        })
     }
 }
 
@@ -218,10 +216,7 @@ mod tests {
         assert!(!kept.is_empty());
         assert!(matches!(
             refused.refusal(),
-            Ok(MemoryAnswer::Refusal(
-                Status::BufferBytes,
-                Outcome::Shed(Reason::BufferBytes)
-            ))
+            Ok((Status::BufferBytes, Outcome::Shed(Reason::BufferBytes)))
         ));
         drop(kept);
         assert!(scanned(&scene, &client, &tree, &sorted()).await.is_ok());
