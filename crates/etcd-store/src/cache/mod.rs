@@ -93,4 +93,4 @@ pub use rope::Rope;
 pub use select::{Scan, Selecting, begin_select, select};
 pub use selection::{Selected, Selection};
 pub use stored::{StoredEntry, Unpacker};
-pub use tree::{PackedBytes, Tree};
+pub use tree::{PackedBytes, Tree, WeakTree};

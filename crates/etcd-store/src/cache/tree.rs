@@ -4,7 +4,10 @@
 //! holds, and changes the others in place. Each slot of an inner node has the [`Summary`] of its subtree, so that
 //! ranks, counts and sizes of any range cost O(log n).
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, Weak},
+};
 
 use super::{
     entry::Entry,
@@ -22,6 +25,17 @@ pub struct Tree {
     pub(super) root: Option<Arc<Node>>,
     pub(super) summary: Summary,
     pub(super) ledger: Ledger,
+}
+
+/// Observer of a tree, which does not keep it.
+#[derive(Clone, Debug, Default)]
+pub struct WeakTree(Weak<Node>);
+
+impl WeakTree {
+    /// Whether a clone of the tree exists. Always false of an empty one.
+    pub fn is_held(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 /// Memory of packed entries.
@@ -46,6 +60,11 @@ impl Tree {
             root: root.map(|slot| slot.node),
             ledger,
         }
+    }
+
+    /// An observer of this tree.
+    pub fn downgrade(&self) -> WeakTree {
+        WeakTree(self.root.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
     /// Number of entries.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Epoch, Mirror, StaleEpoch, View, ViewAtError};
-use etcd_store::cache::{Rebuild, Rebuilt, Snapshot, Tree};
+use etcd_store::cache::{AtError, Rebuild, Rebuilt, Snapshot, Tree};
 use rangecache_base::telemetry::Reason;
 
 impl Mirror {
@@ -33,16 +33,20 @@ impl Mirror {
         if view.revision == revision {
             return Ok(view.tree);
         }
-        let (past, rebuild) = {
+        let (past, rebuild, oldest) = {
             let contents = self.contents.lock();
             let loaded = contents.loaded.as_ref().ok_or(Reason::Loading)?;
             match loaded.store.snapshot_at(revision)? {
                 Snapshot::Ready(tree) => return Ok(tree),
-                Snapshot::Rebuild(rebuild) => (Arc::clone(&loaded.past), rebuild),
+                Snapshot::Rebuild(rebuild) => {
+                    (Arc::clone(&loaded.past), rebuild, loaded.store.oldest_revision())
+                }
             }
         };
         // The lock is free while the state is rebuilt: the feed needs it for every batch of events.
-        let tree = past.get_or_build(&rebuild, build);
+        let tree = past
+            .get_or_build(&rebuild, build)
+            .ok_or(AtError::Gone { revision, oldest })?;
         // Contents that were dropped meanwhile may be of a replaced history: their state is not served any more.
         let contents = self.contents.lock();
         match &contents.loaded {

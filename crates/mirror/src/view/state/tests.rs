@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 use crate::history::Verdict;
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, Entry, HistoryLimits};
+use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot};
 use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 
@@ -187,6 +187,25 @@ fn past_revisions_equal_a_model() {
         })
     );
     assert!(past_of(&mirror).bytes() <= HistoryLimits::default().fraction_bytes());
+}
+
+#[test]
+fn readers_of_many_past_revisions_hold_bounded_memory() {
+    let mirror = mirror_up_to(400);
+    let past = PastRevisions::new(0);
+    let state = |revision| {
+        let contents = mirror.contents.lock();
+        let store = &contents.loaded.as_ref().unwrap().store;
+        match store.snapshot_at(revision).unwrap() {
+            Snapshot::Ready(_) => None,
+            Snapshot::Rebuild(rebuild) => past.get_or_build(&rebuild, Rebuild::run),
+        }
+    };
+    let held: Vec<Tree> = (LOADED..400).filter_map(state).collect();
+    assert!(held.len() < 300, "{} states are held", held.len());
+    assert!(state(399).is_none());
+    drop(held);
+    assert!(state(399).is_some(), "no reader holds another state");
 }
 
 #[test]
