@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
-  make abuse                                             every behaviour for a minute, about 28 minutes
+  make abuse                                             every behaviour for a minute, about 31 minutes
   make abuse SECONDS=10 BEHAVIOURS=ping-flood,unread-lists
   RANGECACHE=/path/to/binary make abuse                  another build of rangecache
   make abuse BEHAVIOURS=list-everything ABUSE_ARGS=--direct
@@ -103,6 +103,10 @@ pub(crate) enum Behaviour {
     PingFlood,
     /// HTTP/2 settings
     SettingsFlood,
+    /// Filtered and sorted lists from memory of which nothing is read
+    UnreadScans,
+    /// Filtered and sorted reads of a hundred thousand keys from memory, fifteen at a time on each of sixteen connections
+    Scans,
     /// Thousands of connections that send nothing
     SilentConnections,
     /// Thousands of TLS connections that send nothing

@@ -21,6 +21,8 @@ const MANY_CONNECTIONS: usize = 4_000;
 const STUCK_CONNECTIONS: usize = 300;
 /// Connections of unfinished HTTP/1 requests, WebSockets and bursts, and to the admin port.
 const HTTP1_CONNECTIONS: usize = 1_000;
+/// Connections of scans.
+const SCANNING_CONNECTIONS: usize = 16;
 /// Pause between two writes of 100 KB: about 5 MB a second.
 const OVERWRITE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -54,6 +56,12 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
         Behaviour::UnreadValues => held(attack, Held::unread(Unread::Value), counts, tasks),
         Behaviour::UnreadLists => held(attack, Held::unread(Unread::List), counts, tasks),
         Behaviour::UnreadStreams => held(attack, Held::unread(Unread::Stream), counts, tasks),
+        Behaviour::UnreadScans => held(attack, Held::unread(Unread::Scan), counts, tasks),
+        Behaviour::Scans => {
+            for _ in 0..SCANNING_CONNECTIONS {
+                tasks.spawn(lists::scan(client(), count()));
+            }
+        }
         Behaviour::AbandonedPages => held(attack, Held::AbandonedPages, counts, tasks),
         Behaviour::SlowSnapshots => {
             tasks.spawn(held_calls::overwrite(client(), OVERWRITE_PAUSE));

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use testkit::grpc::Client;
-use testkit::pb::RangeRequest;
+use testkit::pb::{BY_VALUE, DESCEND, RangeRequest, RequestOp};
 
 /// Prefix that rangecache does not mirror: everything below it is forwarded.
 pub(crate) const NOT_MIRRORED: &str = "/direct/";
@@ -26,6 +26,13 @@ pub(crate) const LARGE_KEYS: usize = 20;
 /// Keys below [`WIDE`], of 10 KB each.
 const WIDE_KEYS: usize = 2_000;
 
+/// Prefix of the many small keys, which are mirrored.
+const MANY: &str = "/many/";
+/// Keys below [`MANY`], of 100 B each.
+const MANY_KEYS: usize = 100_000;
+/// Operations of one transaction: etcd's default bound.
+const BATCH: usize = 128;
+
 /// The key of the honest client's `number`th GET.
 pub(crate) fn get_key(number: usize) -> String {
     format!("{LIST}{:05}", number % LIST_KEYS)
@@ -42,6 +49,25 @@ pub(crate) fn all(prefix: &str) -> RangeRequest {
         key: prefix.into(),
         range_end: testkit::pb::prefix_end(prefix.as_bytes()),
         ..RangeRequest::default()
+    }
+}
+
+/// The first of the many keys in the order of their values, without values: memory looks at all of them.
+pub(crate) fn sorted() -> RangeRequest {
+    RangeRequest {
+        sort_order: DESCEND,
+        sort_target: BY_VALUE,
+        limit: 20_000,
+        keys_only: true,
+        ..all(MANY)
+    }
+}
+
+/// Range over those of the many keys that were written from this revision on.
+pub(crate) fn filtered(min_mod_revision: i64) -> RangeRequest {
+    RangeRequest {
+        min_mod_revision,
+        ..all(MANY)
     }
 }
 
@@ -63,6 +89,16 @@ pub(crate) async fn write(etcd: &Client) -> Result<()> {
     }
     for number in 0..WIDE_KEYS {
         put(format!("{WIDE}{number:05}"), vec![b'w'; 10_000]).await?;
+    }
+    let many: Vec<usize> = (0..MANY_KEYS).collect();
+    for batch in many.chunks(BATCH) {
+        let put = |number: &usize| {
+            // In another order than the keys.
+            let value = format!("{:0100}", number * 2_654_435_761 % 4_294_967_296);
+            RequestOp::put(format!("{MANY}{number:06}"), value)
+        };
+        let written = etcd.transact(batch.iter().map(put).collect()).await;
+        written.map_err(|status| anyhow::anyhow!("cannot write {MANY}: {status:?}"))?;
     }
     Ok(())
 }

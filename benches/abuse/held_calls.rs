@@ -60,6 +60,8 @@ pub(crate) enum Unread {
     List,
     /// A forwarded RangeStream of 20 MB.
     Stream,
+    /// A filtered or sorted list from memory.
+    Scan,
     /// A watch over the overwritten keys.
     Watch,
 }
@@ -243,6 +245,10 @@ fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
         }
         OpenCall::Unread(Unread::List) => (RANGE, range(dataset::all(dataset::WIDE)), true),
         OpenCall::Unread(Unread::Stream) => (RANGE_STREAM, range(dataset::all(dataset::WIDE)), true),
+        OpenCall::Unread(Unread::Scan) if number.is_multiple_of(2) => {
+            (RANGE, range(dataset::filtered(1)), true)
+        }
+        OpenCall::Unread(Unread::Scan) => (RANGE, range(dataset::sorted()), true),
         OpenCall::Unread(Unread::Watch) => (WATCH, watch(), false),
         OpenCall::StuckWatch => {
             let progress = WatchRequest {

@@ -1,4 +1,5 @@
-//! The honest client: 1,000 GETs a second, and once a second a list from memory, a list from etcd, and a TLS handshake.
+//! The honest client: 1,000 GETs a second, ten probes of the admin port, and once a second a list from memory, a list from
+//! etcd, and a TLS handshake.
 //! Latency counts from the time at which a call was due, so that a stall delays all calls that were due during it.
 
 use std::collections::BTreeMap;
@@ -7,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use testkit::grpc::Client;
+use testkit::http;
 use testkit::pb::RangeRequest;
 use testkit::tls::{self, Ca, Trust};
 use tokio::sync::mpsc;
@@ -30,14 +32,17 @@ pub(crate) enum Kind {
     ForwardedList,
     /// New connection with a TLS handshake.
     Handshake,
+    /// Probe of the admin port, on a connection of its own.
+    Livez,
 }
 
 /// Every kind, with its name in the table.
-pub(crate) const KINDS: [(Kind, &str); 4] = [
+pub(crate) const KINDS: [(Kind, &str); 5] = [
     (Kind::Get, "GET"),
     (Kind::List, "LIST"),
     (Kind::ForwardedList, "LIST by etcd"),
     (Kind::Handshake, "TLS"),
+    (Kind::Livez, "/livez"),
 ];
 
 /// Latencies in microseconds and failures of one kind of call.
@@ -78,7 +83,7 @@ impl Latencies {
 }
 
 /// Latencies by kind, in the order of [`KINDS`].
-pub(crate) type Phase = [Latencies; 4];
+pub(crate) type Phase = [Latencies; 5];
 
 /// The honest clients' connections.
 #[derive(Clone)]
@@ -87,12 +92,18 @@ pub(crate) struct Honest {
     gets: Arc<[Client]>,
     lists: Client,
     tls_url: String,
+    livez_url: String,
     trust: Arc<Trust>,
 }
 
 impl Honest {
-    /// Connects to the plaintext `url`, from this many addresses; handshakes go to `tls_url`.
-    pub(crate) async fn connect(url: &str, tls_url: &str, clients: u8) -> anyhow::Result<Honest> {
+    /// Connects to the plaintext `url`, from this many addresses; handshakes go to `tls_url`, and probes to `admin_url`.
+    pub(crate) async fn connect(
+        url: &str,
+        tls_url: &str,
+        admin_url: &str,
+        clients: u8,
+    ) -> anyhow::Result<Honest> {
         // Another client than the one that misbehaves, which is bounded as a whole.
         let connect = async |client| {
             let connected = Client::connect_from([127, 0, 1, client].into(), url).await;
@@ -106,6 +117,7 @@ impl Honest {
             gets: gets.into(),
             lists: connect(1).await?,
             tls_url: tls_url.to_owned(),
+            livez_url: format!("{admin_url}/livez"),
             // rangecache generates its certificate (`--auto-tls`): there is no CA to verify it with.
             trust: Arc::new(Trust::new(&Ca::new()).accept_any()),
         })
@@ -134,6 +146,11 @@ impl Honest {
                     let shaken = tls::handshake(&self.tls_url, &self.trust, &["h2"]).await;
                     shaken.map(|_| ()).map_err(|error| error.to_string())
                 }
+                Kind::Livez => match http::get(&self.livez_url).await {
+                    Ok(page) if page.status == 200 => Ok(()),
+                    Ok(page) => Err(format!("status {}", page.status)),
+                    Err(error) => Err(error.to_string()),
+                },
             }
         };
         tokio::time::timeout(LOST, call)
@@ -143,7 +160,7 @@ impl Honest {
 
     /// Calls for `duration`, and waits for the last responses.
     pub(crate) async fn run(&self, duration: Duration) -> Phase {
-        let mut phase = [(); 4].map(|()| Latencies::new());
+        let mut phase = KINDS.map(|_| Latencies::new());
         let mut calls = JoinSet::new();
         let start = Instant::now();
         let start_call = |calls: &mut JoinSet<_>, kind: Kind, due: Instant, number| {
@@ -161,6 +178,7 @@ impl Honest {
                 100 => start_call(&mut calls, Kind::List, due, 0),
                 400 => start_call(&mut calls, Kind::ForwardedList, due, 0),
                 700 => start_call(&mut calls, Kind::Handshake, due, 0),
+                number if number % 100 == 50 => start_call(&mut calls, Kind::Livez, due, 0),
                 _ => {}
             }
             while let Some(Ok(finished)) = calls.try_join_next() {

@@ -82,14 +82,15 @@ impl World {
 
     async fn usage(&self) -> Result<Usage> {
         let process = process(&self.rangecache)?;
-        let tasks = self
-            .metrics()
-            .await
-            .map(|metrics| metrics.sum("rangecache_tasks"));
+        let metrics = self.metrics().await;
+        let tasks = metrics.as_ref().map(|metrics| metrics.sum("rangecache_tasks"));
         Ok(Usage {
             rss_bytes: self.rangecache.resident_bytes(),
             descriptors: process.fd_count()?,
             tasks,
+            feed_lost: metrics.map_or(0.0, |metrics| {
+                metrics.sum_with_label("rangecache_range_total", "reason=\"feed_lost\"")
+            }),
         })
     }
 }
@@ -161,7 +162,13 @@ async fn measure(
     } else {
         1
     };
-    let honest = Honest::connect(&world.client_url(args), &world.tls_url, clients).await?;
+    let honest = Honest::connect(
+        &world.client_url(args),
+        &world.tls_url,
+        world.rangecache.metrics_url(),
+        clients,
+    )
+    .await?;
     let kills = group.map_or(Ok(0), ControlGroup::kills)?;
     let before = honest.run(BEFORE).await;
     let usage_before = world.usage().await?;

@@ -8,6 +8,8 @@ use crate::honest::{KINDS, Kind, Latencies, Phase};
 
 /// Goal: the honest client's p99 while the other misbehaves, as a multiple of that before.
 const P99_RATIO: f64 = 3.0;
+/// Goal: p99 of probes of the admin port, in milliseconds.
+const PROBE_MS: f64 = 50.0;
 /// Descriptors and tasks that may come and go by themselves.
 const SLACK: f64 = 8.0;
 
@@ -18,6 +20,8 @@ pub(crate) struct Usage {
     pub(crate) descriptors: usize,
     /// Tasks alive, as rangecache counts them; `None` if its admin port does not answer.
     pub(crate) tasks: Option<f64>,
+    /// Reads that were forwarded because a mirror was out of service.
+    pub(crate) feed_lost: f64,
 }
 
 /// Before, while and after a behaviour.
@@ -133,7 +137,15 @@ impl Row {
                 missed.push(format!("{text}: p99 is {:.1} times that before", p99(1) / p99(0)));
             }
         }
+        if let Some(probes) = KINDS.iter().position(|(kind, _)| *kind == Kind::Livez)
+            && self.phases[1][probes].at_ms(99.0) > PROBE_MS
+        {
+            missed.push("probes of the admin port take longer than 50 ms".to_owned());
+        }
         let (before, after) = (self.usage_before, self.usage_after);
+        if after.feed_lost > before.feed_lost {
+            missed.push("a mirror left service".to_owned());
+        }
         if after.descriptors as f64 > before.descriptors as f64 + SLACK {
             missed.push(format!(
                 "descriptors: {} more than before",
