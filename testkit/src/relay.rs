@@ -313,6 +313,7 @@ async fn carry_calls(client: TcpStream, targets: Vec<String>, turn: Arc<AtomicUs
         }
     });
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .auto_date_header(false)
         .serve_connection(TokioIo::new(client), service);
     // Either side's end ends all.
     tokio::select! {
@@ -374,6 +375,7 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
         }
     };
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .auto_date_header(false)
         .serve_connection(TokioIo::new(client), service);
     // Either side's end ends both.
     tokio::select! {

@@ -76,7 +76,7 @@ impl World {
             rangecache = rangecache.with("--cache-prefix", "a");
         }
         let rangecache = rangecache.with_fault_injection().start().await;
-        Self {
+        let mut world = Self {
             through: rangecache.client().await,
             direct,
             etcd,
@@ -87,6 +87,24 @@ impl World {
             compacted: 0,
             created: 0,
             source,
+        };
+        if source == Source::MemoryWithoutValues {
+            world.leave_values_out().await;
+        }
+        world
+    }
+
+    /// Leaves values out until the mirror has a feed that brings what its events replace: at that change etcd serves streams for a
+    /// moment.
+    async fn leave_values_out(&mut self) {
+        let is_changing = |log: &str| log.contains("values are left out from now on");
+        while !is_changing(&self.rangecache.log()) {
+            self.write(vec![RequestOp::put(MARK_KEY, "")]).await;
+            until(SOON, "the mirror has the write", async || {
+                let reached = self.rangecache.metrics().await.sum("rangecache_mirror_revision");
+                (reached >= self.revision as f64).then_some(())
+            })
+            .await;
         }
     }
 

@@ -52,8 +52,12 @@ async fn revoked_and_wrongly_named_clients_are_refused() {
     ] {
         assert!(!comes_in(trust).await, "{who} came in");
     }
-    let metrics = rangecache.metrics().await;
-    assert!(metrics.0["rangecache_tls_handshakes_total{result=\"refused\"}"] >= 4.0);
+    until(SOON, "each refused handshake is counted", async || {
+        let metrics = rangecache.metrics().await;
+        let refused = metrics.0["rangecache_tls_handshakes_total{result=\"refused\"}"];
+        (refused >= 4.0).then_some(())
+    })
+    .await;
     logged(&rangecache, &["WARN", "handshake failed"]).await;
 
     ca.revoke(&[1]);
