@@ -35,8 +35,8 @@ pub const KEYS: usize = 6;
 const LONG_VALUE_BYTES: usize = 1_500;
 /// After this time a client gives a call up.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
-/// After this time rangecache has answered every call: longer than a fault and the timeouts of members take.
-pub const HUNG: Duration = Duration::from_secs(40);
+/// After this time rangecache has answered every call: longer than a fault, and than calls of clients wait for a silent member (40 s).
+pub const HUNG: Duration = Duration::from_secs(60);
 /// Leases that clients use.
 const LEASES: usize = 3;
 

@@ -30,12 +30,12 @@ use crate::watcher::{Watched, Watcher};
 /// Keys of a page of rangecache, at most.
 const PAGE_KEYS: i64 = 2;
 /// Bound on the time until memory serves, and until the cluster serves again after the last fault.
-const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(150);
 /// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
 const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
 /// Bound on the time until watches have got the last writes. With `--shadow`, and with users behind hubs, it is the recovery bound: a
 /// watch that etcd serves may be at the stuck member until memory serves everything.
-const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
+const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The parts that faults change.
 pub struct World {
