@@ -13,7 +13,7 @@
 
 pub(crate) mod log_read;
 mod past;
-mod service;
+pub(super) mod service;
 
 mod waiting;
 
@@ -26,8 +26,6 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
-
-pub(crate) use service::NotApplied;
 
 use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
