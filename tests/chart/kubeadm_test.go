@@ -48,7 +48,7 @@ func (p *pki) issue(t *testing.T, name, commonName string, usage ...x509.ExtKeyU
 		SerialNumber: big.NewInt(p.serial),
 		Subject:      pkix.Name{CommonName: commonName},
 		NotBefore:    time.Now().Add(-time.Hour),
-		NotAfter:     time.Now().Add(time.Hour),
+		NotAfter:     time.Now().Add(90 * 24 * time.Hour),
 		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
 		DNSNames:     []string{"localhost"},
 		KeyUsage:     x509.KeyUsageDigitalSignature,
