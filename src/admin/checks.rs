@@ -169,11 +169,9 @@ fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
         _ => "etcd refuses rangecache's certificate once it has expired.",
     };
     let finding = Finding::new(id, title).about(flag).with_meaning(meaning);
-    let is_urgent = (0..1).contains(days_left);
-    Some(if is_urgent {
-        finding.with_severity(Severity::Bad)
-    } else {
-        finding
+    Some(match days_left {
+        0 => finding.with_severity(Severity::Bad),
+        _ => finding,
     })
 }
 

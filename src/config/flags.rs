@@ -226,11 +226,7 @@ impl Config {
         if mirror.image_key_file.is_some() && mirror.image_dir.is_none() {
             return Err(ConfigError::KeyWithoutImages);
         }
-        match self.etcd.account() {
-            // Not a fault of the flags.
-            Ok(_) | Err(AccountError::Unusable(..)) => {}
-            Err(error) => return Err(error.into()),
-        }
+        self.etcd.check_account()?;
         let endpoints = self.etcd.all_endpoints();
         for (index, url) in endpoints.iter().enumerate() {
             if endpoints[..index].contains(url) {

@@ -101,7 +101,8 @@ pub fn run(serving: Serving) -> ExitCode {
         settings,
         files,
         signals,
-        (log_level, calls.handle()),
+        log_level,
+        calls.handle(),
     ));
     calls.shutdown_timeout(BACKGROUND_TIMEOUT);
     // A write of the access log may hang: whatever reads standard output may have stopped.
@@ -181,7 +182,8 @@ async fn serve(
     settings: Vec<Setting>,
     files: ProcessFiles,
     mut signals: Signals,
-    (log_level, calls): (LogLevel, &Handle),
+    log_level: LogLevel,
+    calls: &Handle,
 ) -> anyhow::Result<ExitCode> {
     let sockets = tokio::select! {
         bound = Sockets::bind(&config.listen, files.acceptor.as_ref()) => bound?,

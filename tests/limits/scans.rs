@@ -4,6 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
+use h2::client::SendRequest;
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::frame;
@@ -12,7 +14,7 @@ use testkit::pb::{BY_VALUE, DESCEND, RangeRequest, RequestOp};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::budgets::call;
@@ -41,6 +43,20 @@ async fn etcd_with(keys: usize) -> Etcd {
             .expect("etcd writes");
     }
     etcd
+}
+
+/// A connection on which nothing of a response can be sent but its head, and what drives it.
+async fn connect_without_window(
+    rangecache: &Rangecache,
+) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
+    let address = rangecache.url().strip_prefix("http://").unwrap();
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let without_window = h2::client::Builder::new()
+        .initial_window_size(0)
+        .handshake(tcp)
+        .await;
+    let (sender, connection) = without_window.unwrap();
+    (sender, tokio::spawn(connection))
 }
 
 /// Keys by their values, from the last on.
@@ -72,14 +88,7 @@ async fn unread_sorted_lists_count_and_are_refused_beyond_the_buffers() {
         .start()
         .await;
     let buffered = async || rangecache.metrics().await.buffered("request");
-    let address = rangecache.url().strip_prefix("http://").unwrap();
-    let tcp = TcpStream::connect(address).await.unwrap();
-    let without_window = h2::client::Builder::new()
-        .initial_window_size(0)
-        .handshake(tcp)
-        .await;
-    let (mut sender, connection) = without_window.unwrap();
-    let connection = tokio::spawn(connection);
+    let (mut sender, connection) = connect_without_window(&rangecache).await;
     let mut heads = Vec::new();
     for _ in 0..LISTS {
         sender = sender.ready().await.unwrap();
@@ -124,14 +133,7 @@ async fn filtered_list_that_has_every_key_takes_no_memory_while_it_is_unread() {
     const LISTS: usize = 300;
     let etcd = etcd_with(KEYS).await;
     let rangecache = Rangecache::before(&etcd).start().await;
-    let address = rangecache.url().strip_prefix("http://").unwrap();
-    let tcp = TcpStream::connect(address).await.unwrap();
-    let without_window = h2::client::Builder::new()
-        .initial_window_size(0)
-        .handshake(tcp)
-        .await;
-    let (mut sender, connection) = without_window.unwrap();
-    let connection = tokio::spawn(connection);
+    let (mut sender, connection) = connect_without_window(&rangecache).await;
     let list = RangeRequest {
         min_mod_revision: 1,
         ..RangeRequest::prefix(PREFIX)

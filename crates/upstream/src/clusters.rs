@@ -8,11 +8,10 @@
 //! list must not change the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -116,22 +115,10 @@ impl Clusters {
         let mut told = vec![(slot.clone(), id)];
         if connection.leads_to_hub() && self.is_left_out(Some(id)) {
             let others = others();
-            let ask = |of| {
-                Box::pin(tokio::time::timeout(
-                    HEALTH_TIMEOUT,
-                    Connection::member_status(of),
-                ))
-            };
-            let mut asking: Vec<_> = others.iter().map(|(_, of)| ask(of)).collect();
-            poll_fn(|cx| {
-                asking.retain_mut(|call| call.as_mut().poll(cx).is_pending());
-                if asking.is_empty() {
-                    Poll::Ready(())
-                } else {
-                    Poll::Pending
-                }
-            })
-            .await;
+            let asking = others
+                .iter()
+                .map(|(_, of)| tokio::time::timeout(HEALTH_TIMEOUT, Connection::member_status(of)));
+            join_all(asking).await;
             let of_others = others
                 .iter()
                 .filter_map(|(slot, of)| Some((slot.clone(), of.cluster_id()?)));

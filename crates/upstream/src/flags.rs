@@ -299,10 +299,7 @@ impl EtcdConfig {
     /// # Errors
     /// If one of name and password is missing, or the file cannot be read.
     pub fn account(&self) -> Result<Option<Account>, AccountError> {
-        let Some(user) = &self.user else {
-            if self.password.is_some() || self.password_file.is_some() {
-                return Err(AccountError::NoUser);
-            }
+        let Some((name, password)) = self.name_and_password()? else {
             return Ok(None);
         };
         let file = self
@@ -310,20 +307,44 @@ impl EtcdConfig {
             .as_deref()
             .map(Account::read_password)
             .transpose()?;
-        // As in etcdctl: where the password is given separately, a colon belongs to the name.
-        let (name, password) = match (self.password.clone().or(file), user.expose().split_once(':')) {
-            (Some(password), _) => (user.expose(), password),
-            (None, Some((name, password))) => (name, Secret(password.to_owned())),
-            (None, None) => return Err(AccountError::NoPassword),
-        };
-        if name.is_empty() || password.expose().is_empty() {
-            return Err(AccountError::Empty);
-        }
         Ok(Some(Account {
             name: name.to_owned(),
-            password,
+            password: password.or(file).ok_or(AccountError::NoPassword)?,
             password_file: self.password_file.clone(),
         }))
+    }
+
+    /// Checks the flags of [`EtcdConfig::account`] without a look at the file.
+    ///
+    /// # Errors
+    /// If one of name and password is missing.
+    pub fn check_account(&self) -> Result<(), AccountError> {
+        self.name_and_password().map(drop)
+    }
+
+    /// Name and password that the flags give; no password if `--password-file` alone has it.
+    fn name_and_password(&self) -> Result<Option<(&str, Option<Secret>)>, AccountError> {
+        let Some(user) = &self.user else {
+            if self.password.is_some() || self.password_file.is_some() {
+                return Err(AccountError::NoUser);
+            }
+            return Ok(None);
+        };
+        let is_separate = self.password.is_some() || self.password_file.is_some();
+        // As in etcdctl: where the password is given separately, a colon belongs to the name.
+        let (name, password) = match user.expose().split_once(':') {
+            _ if is_separate => (user.expose(), self.password.clone()),
+            Some((name, password)) => (name, Some(Secret(password.to_owned()))),
+            None => return Err(AccountError::NoPassword),
+        };
+        if name.is_empty()
+            || password
+                .as_ref()
+                .is_some_and(|password| password.expose().is_empty())
+        {
+            return Err(AccountError::Empty);
+        }
+        Ok(Some((name, password)))
     }
 }
 

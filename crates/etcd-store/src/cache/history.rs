@@ -16,7 +16,7 @@ use super::{
     missed::Missed,
     packed::CorruptBlock,
     repack::{Repacked, Seen},
-    stored::Unpacker,
+    stored::{StoredEntry, Unpacker},
     tree::Tree,
 };
 
@@ -256,23 +256,37 @@ impl Store {
 
     /// Indexes of the `changes` that replace a value that is not held, without bringing it.
     pub fn replaced_values_not_held(&self, changes: &[Change]) -> Vec<usize> {
-        let mut found = Vec::new();
-        if self.tree.summary().not_held_bytes == 0 {
-            return found;
-        }
+        let replaced = self.replaced_without_value(changes);
+        let lacking = replaced.filter(|(index, _)| changes[*index].replaced.is_none());
+        lacking.map(|(index, _)| index).collect()
+    }
+
+    /// Whether one of `changes` brings another value than the one that is not held.
+    pub fn brings_another_value(&self, changes: &[Change]) -> bool {
+        let mut unpacker = Unpacker::default();
+        self.replaced_without_value(changes).any(|(index, ours)| {
+            let brought = changes[index].replaced.as_ref();
+            brought.is_some_and(|brought| !unpacker.is_same(ours, brought))
+        })
+    }
+
+    /// The entries without their value that `changes` replace, each with the index of the change: the first of its key, because
+    /// what a later one replaces is the earlier one.
+    fn replaced_without_value<'a>(
+        &'a self,
+        changes: &'a [Change],
+    ) -> impl Iterator<Item = (usize, &'a StoredEntry)> {
+        let all_are_held = self.tree.summary().not_held_bytes == 0;
+        let changes = if all_are_held { &[] } else { changes };
         let mut seen = HashSet::new();
-        for (index, change) in changes.iter().enumerate() {
-            let is_not_held = || self.tree.get(change.key()).is_some_and(|old| !old.has_value());
-            // What a later change of the key replaces is the earlier one.
-            if change.revision() > self.revision
-                && is_not_held()
-                && seen.insert(change.key())
-                && change.replaced.is_none()
-            {
-                found.push(index);
-            }
-        }
-        found
+        changes.iter().enumerate().filter_map(move |(index, change)| {
+            let is_new = change.revision() > self.revision;
+            let old = self
+                .tree
+                .get(change.key())
+                .filter(|old| is_new && !old.has_value())?;
+            seen.insert(change.key()).then_some((index, old))
+        })
     }
 
     /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,

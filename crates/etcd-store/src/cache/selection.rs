@@ -149,37 +149,21 @@ impl Selection {
 
     /// Removes the first `entries` entries and returns them, without a count. The selection must have more.
     pub(super) fn take_front(&mut self, entries: u64) -> Selection {
-        let front = match &mut self.entries {
-            Entries::Ranks { tree, from, to } => {
-                let start = *from;
-                *from = start.saturating_add(entries).min(*to);
-                Entries::Ranks {
-                    tree: tree.clone(),
-                    from: start,
-                    to: *from,
-                }
-            }
-            Entries::Ordered {
-                tree,
-                order,
-                from,
-                to,
-            } => {
-                let start = *from;
-                *from = start.saturating_add(entries).min(*to);
-                Entries::Ordered {
-                    tree: tree.clone(),
-                    order: Arc::clone(order),
-                    from: start,
-                    to: *from,
-                }
-            }
+        let mut front = match &mut self.entries {
             Entries::Page(page) => {
                 let rest = page.split_off(to_usize(entries).min(page.len()));
                 Entries::Page(std::mem::replace(page, rest))
             }
-            whole => std::mem::replace(whole, Entries::None),
+            whole @ (Entries::None | Entries::One(_)) => std::mem::replace(whole, Entries::None),
+            shared @ (Entries::Ranks { .. } | Entries::Ordered { .. }) => shared.clone(),
         };
+        if let Entries::Ranks { from, to, .. } | Entries::Ordered { from, to, .. } = &mut self.entries {
+            let middle = from.saturating_add(entries).min(*to);
+            *from = middle;
+            if let Entries::Ranks { to, .. } | Entries::Ordered { to, .. } = &mut front {
+                *to = middle;
+            }
+        }
         Selection {
             entries: front,
             count: 0,

@@ -67,6 +67,11 @@ impl Tree {
         WeakTree(self.root.as_ref().map(Arc::downgrade).unwrap_or_default())
     }
 
+    /// Mean length of the entries, in bytes.
+    pub fn mean_encoded_bytes(&self) -> u64 {
+        self.summary.encoded_bytes / self.len().max(1)
+    }
+
     /// Number of entries.
     pub fn len(&self) -> u64 {
         self.summary.count

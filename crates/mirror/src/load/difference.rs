@@ -82,7 +82,7 @@ impl Difference {
 
     /// Mean length of the tree's entries, in bytes.
     pub(super) fn mean_bytes(&self) -> u64 {
-        self.tree.summary().encoded_bytes / self.tree.len().max(1)
+        self.tree.mean_encoded_bytes()
     }
 
     /// Compares the next keys of etcd: KeyValues without values.

@@ -100,7 +100,7 @@ async fn check(
     url: &Url,
 ) -> Result<(), NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
-    let mut client = connect((set, upstream), url, ReceiveWindow::SMALL, deadline).await?;
+    let mut client = connect(set, upstream, url, ReceiveWindow::SMALL, deadline).await?;
     let counting = client.range(request(RangeRequest {
         count_only: true,
         serializable: true,
@@ -123,7 +123,7 @@ async fn check(
 
 async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
-    let mut client = connect((load.set, load.upstream), url, ReceiveWindow::LOAD, deadline).await?;
+    let mut client = connect(load.set, load.upstream, url, ReceiveWindow::LOAD, deadline).await?;
     let response = within(deadline, client.range_stream(request(keys_of(load.mirror)))).await?;
     // Dropped otherwise, before its etcd has sent much for it.
     is_from_memory(response.metadata())?;
@@ -171,7 +171,8 @@ fn longest_wait(bytes: u64) -> Duration {
 }
 
 async fn connect(
-    (set, upstream): (&MirrorSet, &Upstream),
+    set: &MirrorSet,
+    upstream: &Upstream,
     url: &Url,
     windows: ReceiveWindow,
     deadline: Instant,

@@ -51,8 +51,7 @@ impl Sink for Comparing<'_> {
     }
 
     fn page_limit(&self) -> i64 {
-        let mean_bytes = self.tree.summary().encoded_bytes / self.tree.len().max(1);
-        page_limit(PAGE_TARGET_BYTES, mean_bytes)
+        page_limit(PAGE_TARGET_BYTES, self.tree.mean_encoded_bytes())
     }
 
     async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {

@@ -44,8 +44,8 @@ impl PastRevisions {
         }
     }
 
-    /// The state that `rebuild` describes, built by `build` unless it is here; `None` if readers hold too many others. Concurrent callers of one revision
-    /// wait for the first one's `build`: a millisecond or less, because few events lie between two checkpoints
+    /// The state that `rebuild` describes, built by `build` unless it is here; `None` if readers hold too many others. Concurrent
+    /// callers of one revision wait for the first one's `build`: a millisecond or less, because few events lie between two checkpoints
     /// ([`HistoryLimits`](etcd_store::cache::HistoryLimits)).
     pub(crate) fn get_or_build(
         &self,

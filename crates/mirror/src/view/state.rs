@@ -14,7 +14,6 @@
 pub(crate) mod log_read;
 mod past;
 pub(super) mod service;
-
 mod waiting;
 
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Changes of a mirror by the task that loads and follows it: contents, and whether they are in service.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::history::HistoryId;
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Repacked, Store, Tree, Unpacker};
+use etcd_store::cache::{Applied, Change, Repacked, Tree};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::hub::HubHistory;
 use rangecache_base::telemetry::Reason;
@@ -133,7 +133,7 @@ impl Mirror {
         if !are_brought && !store.replaced_values_not_held(&changes).is_empty() {
             return Ok(Err(NotApplied::NotBrought));
         }
-        if brings_another_value(store, &changes) {
+        if store.brings_another_value(&changes) {
             return Ok(Err(NotApplied::Differs));
         }
         self.apply_to(contents, changes, revision).map(Ok)
@@ -414,25 +414,6 @@ impl Mirror {
 
 fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-/// Whether one of `changes` brings another value than the one that `store` has left out.
-fn brings_another_value(store: &Store, changes: &[Change]) -> bool {
-    let tree = store.tree();
-    if tree.summary().not_held_bytes == 0 {
-        return false;
-    }
-    let mut seen = HashSet::new();
-    let mut applied = changes
-        .iter()
-        .filter(|change| change.revision() > store.revision());
-    applied.any(|change| {
-        // What a later change of the key replaces is not in the tree yet.
-        let ours = tree.get(change.key()).filter(|_| seen.insert(change.key()));
-        let left_out = ours.filter(|ours| !ours.has_value());
-        let brought = left_out.zip(change.replaced.as_ref());
-        brought.is_some_and(|(ours, brought)| !Unpacker::default().is_same(ours, brought))
-    })
 }
 
 #[cfg(test)]
