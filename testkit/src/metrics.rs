@@ -71,6 +71,11 @@ impl Metrics {
         self.outcomes_of("rangecache_range_total")
     }
 
+    /// Create requests of watchers, by outcome and reason.
+    pub fn created_watches(&self) -> Outcomes {
+        self.outcomes_of("rangecache_watch_created_total")
+    }
+
     /// Counts of the counter `name`, by outcome and reason.
     pub(crate) fn outcomes_of(&self, name: &str) -> Outcomes {
         let mut outcomes = Outcomes::default();
@@ -105,6 +110,13 @@ impl Outcomes {
             .iter()
             .map(|(key, n)| (key.clone(), n - before.0.get(key).unwrap_or(&0)));
         Self(added.filter(|(_, n)| *n > 0).collect())
+    }
+
+    /// Adds the calls of `other`.
+    pub fn add(&mut self, other: Self) {
+        for (ended, n) in other.0 {
+            *self.0.entry(ended).or_default() += n;
+        }
     }
 
     /// Number of all calls.

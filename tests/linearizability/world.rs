@@ -45,8 +45,8 @@ pub struct World {
     pub watched: Arc<Watched>,
     /// Linearizable reads from memory, and all reads that memory could have answered, counted between faults.
     pub calm: (u64, u64),
-    /// Watches that memory serves since their creation, and all that were created, counted between faults.
-    pub calm_watches: (u64, u64),
+    /// Watches created between faults.
+    pub calm_watches: Outcomes,
     /// Times until responses came from memory again, by fault.
     pub recoveries: BTreeMap<String, Vec<Duration>>,
 }
@@ -138,11 +138,9 @@ impl Sidecar {
         (memory, memory + outcomes.of("forwarded") + outcomes.of("shed"))
     }
 
-    /// Creates that memory has served so far, and all creates.
-    async fn watches(&self) -> (u64, u64) {
-        let metrics = self.running().metrics().await;
-        let memory = metrics.watches_created("memory") as u64;
-        (memory, metrics.sum("rangecache_watch_created_total") as u64)
+    /// Watches created so far.
+    async fn watches(&self) -> Outcomes {
+        self.running().metrics().await.created_watches()
     }
 }
 
@@ -200,7 +198,7 @@ impl World {
             events: vec![Vec::new()],
             watched: Arc::default(),
             calm: (0, 0),
-            calm_watches: (0, 0),
+            calm_watches: Outcomes::default(),
             recoveries: BTreeMap::new(),
         }
     }
@@ -262,8 +260,7 @@ impl World {
             let (reads, watches) = (sidecar.reads().await, sidecar.watches().await);
             self.calm.0 += reads.0 - before.0.0;
             self.calm.1 += reads.1 - before.0.1;
-            self.calm_watches.0 += watches.0 - before.1.0;
-            self.calm_watches.1 += watches.1 - before.1.1;
+            self.calm_watches.add(watches.since(&before.1));
         }
     }
 
