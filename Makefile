@@ -86,7 +86,7 @@ simulate-planted: rust-present ## Count the seeds until a simulation finds each 
 	CARGO='$(CARGO)' SIMULATED_SEEDS='$(or $(SEEDS),1000)' tests/planted/run $(PLANTED)
 
 .PHONY: planted
-planted: tools linearizer rust-present ## Apply each bug of tests/planted and check that a test catches it; PLANTED=03 selects
+planted: tools linearizer rust-present ## Plant each bug of tests/planted and check that a test catches it; PLANTED=03 selects
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
 .PHONY: reference

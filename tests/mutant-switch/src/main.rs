@@ -5,8 +5,10 @@
 //!
 //! ```text
 //! mutant-switch TREE REPORT mutants LISTED.json NAMES.txt    those of cargo-mutants that NAMES.txt names, a line each
-//! mutant-switch TREE REPORT patches PATCH...                 patches, each of which is numbered by its first digits
+//! mutant-switch TREE REPORT planted NAME...                  these bugs of tests/planted, each numbered by its first digits
 //! mutant-switch TREE REPORT one LISTED.json NAME             one mutant, in place of the original, without a switch
+//! mutant-switch TREE REPORT plant NAME                       one bug of tests/planted in the same way
+//! mutant-switch bugs                                         prints name, test, what it shows, and what the bug is, by tabs
 //! ```
 //!
 //! TREE is a copy of rangecache's tree, whose files are changed. The library is then built; mutants that do not compile are left
@@ -17,8 +19,12 @@
 //! - `separate.txt`: names and reasons of those that a switch cannot express, as those of constants. They need a build of their own.
 
 mod bodies;
+#[path = "../../planted/bugs/mod.rs"]
+mod bugs;
 mod build;
 mod mutant;
+#[path = "../../planted/plant.rs"]
+mod plant;
 mod switch;
 
 use std::fmt::Write as _;
@@ -30,7 +36,7 @@ use anyhow::{Context, Result, bail};
 use crate::mutant::Mutant;
 use crate::switch::Switches;
 
-const USAGE: &str = "usage: mutant-switch TREE REPORT (mutants LISTED.json NAMES.txt | patches PATCH... | one LISTED.json NAME)";
+const USAGE: &str = "usage: mutant-switch TREE REPORT (mutants LISTED.json NAMES.txt | planted NAME... | one LISTED.json NAME | plant NAME), or mutant-switch bugs";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,6 +51,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &[&str]) -> Result<()> {
+    if let ["bugs"] = arguments {
+        for bug in bugs::all() {
+            println!("{}\t{}\t{}\t{}", bug.name, bug.test, bug.shows, bug.what);
+        }
+        return Ok(());
+    }
     let [tree, report, kind, rest @ ..] = arguments else {
         bail!(USAGE);
     };
@@ -54,16 +66,20 @@ fn run(arguments: &[&str]) -> Result<()> {
             let names = std::fs::read_to_string(names).with_context(|| format!("cannot read {names}"))?;
             mutant::listed(tree, Path::new(listed), &names)?
         }
-        ("patches", patches) => mutant::of_patches(tree, patches)?,
+        ("planted", names) => mutant::planted(tree, names)?,
         ("one", [listed, name]) => {
-            for mutant in mutant::listed(tree, Path::new(listed), name)? {
-                mutant.replace_original(tree)?;
-            }
-            return Ok(());
+            return replace_originals(tree, &mutant::listed(tree, Path::new(listed), name)?);
         }
+        ("plant", [name]) => return replace_originals(tree, &mutant::planted(tree, &[name])?),
         _ => bail!(USAGE),
     };
     switch_all(tree, report, mutants)
+}
+
+fn replace_originals(tree: &Path, mutants: &[Mutant]) -> Result<()> {
+    mutants
+        .iter()
+        .try_for_each(|mutant| mutant.replace_original(tree))
 }
 
 fn switch_all(tree: &Path, report: &Path, mutants: Vec<Mutant>) -> Result<()> {

@@ -1,18 +1,20 @@
 //! A mutant: some files of the tree with other contents.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use serde::Deserialize;
+
+use crate::bugs;
+use crate::plant::Source;
 
 /// A change of the source.
 #[derive(Clone, Debug)]
 pub(crate) struct Mutant {
     /// Number that chooses it, at least 1.
     pub(crate) number: u32,
-    /// Name that cargo-mutants gives it, or its patch's file name.
+    /// Name that cargo-mutants gives it, or of the planted bug.
     pub(crate) name: String,
     /// New contents of the files that it changes, by their path in the tree.
     pub(crate) files: BTreeMap<PathBuf, String>,
@@ -94,64 +96,23 @@ pub(crate) fn listed(tree: &Path, list: &Path, names: &str) -> Result<Vec<Mutant
     Ok(mutants)
 }
 
-/// The mutants that patches make, each with the number that its file name begins with.
-pub(crate) fn of_patches(tree: &Path, patches: &[&str]) -> Result<Vec<Mutant>> {
-    let mut mutants: Vec<Mutant> = Vec::new();
-    for patch in patches {
-        let path = std::fs::canonicalize(patch).with_context(|| format!("cannot read {patch}"))?;
-        let name = path
-            .file_stem()
-            .context("a patch is a file")?
-            .to_string_lossy()
-            .into_owned();
-        let digits: String = name.chars().take_while(char::is_ascii_digit).collect();
-        let number = digits
-            .parse()
-            .with_context(|| format!("{patch} begins with no number"))?;
-        ensure!(
-            number > 0 && mutants.iter().all(|other| other.number != number),
-            "{patch}: its number must be its own, and at least 1"
-        );
-        let files = patched(tree, &path).with_context(|| format!("cannot apply {patch}"))?;
-        mutants.push(Mutant { number, name, files });
-    }
-    Ok(mutants)
-}
-
-/// The files of a patch as they are with it.
-fn patched(tree: &Path, patch: &Path) -> Result<BTreeMap<PathBuf, String>> {
-    let text = std::fs::read_to_string(patch)?;
-    let paths: BTreeSet<PathBuf> = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("--- a/"))
-        .map(PathBuf::from)
-        .collect();
-    let folder = tempfile::tempdir()?;
-    for path in &paths {
-        let copy = folder.path().join(path);
-        std::fs::create_dir_all(copy.parent().context("a file lies in a folder")?)?;
-        std::fs::copy(tree.join(path), copy)?;
-    }
-    // The copy is no work tree of git's, wherever it lies.
-    let applied = Command::new("git")
-        .arg("apply")
-        .arg(patch)
-        .current_dir(folder.path())
-        .env("GIT_CEILING_DIRECTORIES", folder.path())
-        .output()
-        .context("cannot run git")?;
-    ensure!(
-        applied.status.success(),
-        "{}",
-        String::from_utf8_lossy(&applied.stderr)
-    );
-    paths
-        .into_iter()
-        .map(|path| {
-            let text = std::fs::read_to_string(folder.path().join(&path))?;
-            Ok((path, text))
+/// The planted bugs of these names, each with the number that its name begins with.
+pub(crate) fn planted(tree: &Path, names: &[&str]) -> Result<Vec<Mutant>> {
+    let source = Source::read(tree).map_err(Error::msg)?;
+    let planted = |name: &&str| {
+        let bug = bugs::all()
+            .find(|bug| bug.name == *name)
+            .with_context(|| format!("no planted bug is named {name}"))?;
+        let number = bug.name.split('-').next().unwrap_or_default();
+        Ok(Mutant {
+            number: number
+                .parse()
+                .with_context(|| format!("{name} begins with no number"))?,
+            name: bug.name.to_owned(),
+            files: source.plant(bug).map_err(Error::msg)?,
         })
-        .collect()
+    };
+    names.iter().map(planted).collect()
 }
 
 #[cfg(test)]
@@ -177,29 +138,5 @@ mod tests {
             source.replace('>', "<").replace("-<", "->")
         );
         assert!(listed(tree.path(), &list, "another").is_err());
-    }
-
-    #[test]
-    fn patches_have_the_numbers_of_their_names() {
-        let tree = tempfile::tempdir().unwrap();
-        std::fs::write(tree.path().join("a.rs"), "one\ntwo\n").unwrap();
-        let patch = |name: &str| {
-            let path = tree.path().join(name);
-            std::fs::write(
-                &path,
-                "Bug: a\n\n--- a/a.rs\n+++ b/a.rs\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n",
-            )
-            .unwrap();
-            path.to_str().unwrap().to_owned()
-        };
-        let (first, same, none) = (patch("07-a.patch"), patch("07-b.patch"), patch("a.patch"));
-        let mutants = of_patches(tree.path(), &[&first]).unwrap();
-        assert_eq!((mutants[0].number, mutants[0].name.as_str()), (7, "07-a"));
-        assert_eq!(mutants[0].files[Path::new("a.rs")], "one\n2\n");
-        assert!(
-            of_patches(tree.path(), &[&first, &same]).is_err(),
-            "a number twice"
-        );
-        assert!(of_patches(tree.path(), &[&none]).is_err(), "no number");
     }
 }
