@@ -10,7 +10,7 @@ use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Reason};
 use rangecache_mirror::UselessNeighbour;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::gates::{GateState, VersionGate};
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem, Version};
 

@@ -6,7 +6,7 @@ use super::handles::Handles;
 use super::status::certificates::certificates;
 use crate::diagnosis::{self, Severity};
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 
 /// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.
 pub(super) fn is_ready(handles: &Handles) -> bool {

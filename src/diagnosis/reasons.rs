@@ -14,9 +14,9 @@ pub struct Explanation {
     pub remedy: &'static str,
 }
 
-/// Source of a response, as charts show it.
+/// Outcome of a read, as charts show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum OutcomeClass {
     /// Memory, without waiting for the mirror.
     Memory,
     /// Memory, after waiting for the mirror to catch up.
@@ -29,25 +29,25 @@ pub enum Source {
     Unanswered,
 }
 
-impl Source {
-    /// Every source, in the order in which charts stack them from below.
-    pub const ALL: [Source; 5] = [
-        Source::Memory,
-        Source::Waited,
-        Source::Etcd,
-        Source::Failed,
-        Source::Unanswered,
+impl OutcomeClass {
+    /// Every class, in the order in which charts stack them from below.
+    pub const ALL: [OutcomeClass; 5] = [
+        OutcomeClass::Memory,
+        OutcomeClass::Waited,
+        OutcomeClass::Etcd,
+        OutcomeClass::Failed,
+        OutcomeClass::Unanswered,
     ];
 
-    /// Source of the response of a read with this outcome.
+    /// Class of this outcome.
     #[must_use]
-    pub fn from_outcome(outcome: Outcome) -> Source {
+    pub fn from_outcome(outcome: Outcome) -> OutcomeClass {
         match outcome {
-            Outcome::Hit(_) => Source::Memory,
-            Outcome::Waited(_) => Source::Waited,
-            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => Source::Etcd,
-            Outcome::Failed(_) => Source::Failed,
-            Outcome::Shed(_) | Outcome::Cancelled(_) => Source::Unanswered,
+            Outcome::Hit(_) => OutcomeClass::Memory,
+            Outcome::Waited(_) => OutcomeClass::Waited,
+            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => OutcomeClass::Etcd,
+            Outcome::Failed(_) => OutcomeClass::Failed,
+            Outcome::Shed(_) | Outcome::Cancelled(_) => OutcomeClass::Unanswered,
         }
     }
 
@@ -55,11 +55,11 @@ impl Source {
     #[must_use]
     pub fn title(self) -> &'static str {
         match self {
-            Source::Memory => "from memory",
-            Source::Waited => "from memory, after a wait",
-            Source::Etcd => "by etcd",
-            Source::Failed => "failed",
-            Source::Unanswered => "refused or cancelled",
+            OutcomeClass::Memory => "from memory",
+            OutcomeClass::Waited => "from memory, after a wait",
+            OutcomeClass::Etcd => "by etcd",
+            OutcomeClass::Failed => "failed",
+            OutcomeClass::Unanswered => "refused or cancelled",
         }
     }
 
@@ -67,11 +67,11 @@ impl Source {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Source::Memory => "memory",
-            Source::Waited => "waited",
-            Source::Etcd => "etcd",
-            Source::Failed => "failed",
-            Source::Unanswered => "unanswered",
+            OutcomeClass::Memory => "memory",
+            OutcomeClass::Waited => "waited",
+            OutcomeClass::Etcd => "etcd",
+            OutcomeClass::Failed => "failed",
+            OutcomeClass::Unanswered => "unanswered",
         }
     }
 }

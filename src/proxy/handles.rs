@@ -28,7 +28,7 @@ use rangecache_edge::limits::{
     LimitsConfig, OpenConnections, Turns,
 };
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::Upstream;
 
 /// Interval at which expired entries are dropped from the list of slowest calls.

@@ -12,7 +12,7 @@ use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc};
 use etcd_wire::grpc::status::ok_trailers;
 use etcd_wire::grpc::{MEMBER_LIST, is_json_member_list};
 use rangecache_base::net::Url;
-use rangecache_mirror::history::ClusterState;
+use rangecache_mirror::lineage::ClusterState;
 
 /// The member that rangecache names in the place of etcd's.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::clients::ClientName;
 use rangecache_edge::tls::Connector;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::history::{Auth, Verdict};
+use rangecache_mirror::lineage::{Auth, Verdict};
 use rangecache_upstream::{Credentials, Upstream};
 
 /// A URL at which nothing listens.

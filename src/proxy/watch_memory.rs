@@ -1,4 +1,4 @@
-//! Memory of watches from memory as a whole (`--watch-max-bytes`): what the hubs hold counts against the budget, too.
+//! Memory of watches from memory as a whole (`--watch-max-bytes`): what the fan-outs hold counts against the budget, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tokio::time::MissedTickBehavior;
 use super::metrics::WatchMetrics;
 use rangecache_edge::limits::ByteBudget;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::watch_hub::HubBounds;
+use rangecache_mirror::fan_out::FanOutBounds;
 
-/// Interval at which what the hubs hold is counted: they determine it as often.
+/// Interval at which what the fan-outs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events and the
-/// hubs' lists of events. The events that are on their way keep no stream out: they wait for each other, and leave soon.
+/// fan-outs' lists of events. The events that are on their way keep no stream out: they wait for each other, and leave soon.
 const EVENTS_DIVISOR: u64 = 4;
 
 /// Topics whose watchers are gone are kept, for clients that connect again, up to the budget divided by this.
@@ -38,7 +38,7 @@ impl WatchBudgets {
     }
 }
 
-/// Counts what the hubs of `mirrors` hold against `budgets`, and sets the gauges of it, until dropped.
+/// Counts what the fan-outs of `mirrors` hold against `budgets`, and sets the gauges of it, until dropped.
 pub(super) async fn account(mirrors: &Mirrors, budgets: &WatchBudgets, metrics: &WatchMetrics) {
     let mut topics = budgets.all.hold();
     let mut ticks = tokio::time::interval(INTERVAL);
@@ -47,14 +47,14 @@ pub(super) async fn account(mirrors: &Mirrors, budgets: &WatchBudgets, metrics: 
         ticks.tick().await;
         let mut bytes = 0;
         let of_mirror = budgets.all.max_bytes() / mirrors.all().count().max(1) as u64;
-        let bounds = HubBounds {
+        let bounds = FanOutBounds {
             max_unused_bytes: of_mirror / UNUSED_DIVISOR,
             max_list_bytes: of_mirror / EVENTS_DIVISOR,
         };
         for mirror in mirrors.all() {
-            let held = mirrors.watch_hub(mirror).map(|hub| {
-                hub.set_bounds(bounds);
-                hub.held()
+            let held = mirrors.fan_out(mirror).map(|fan_out| {
+                fan_out.set_bounds(bounds);
+                fan_out.held()
             });
             let held = held.unwrap_or_default();
             bytes += held.bytes;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::fan_out::FanOut;
 use super::lifecycle;
 use super::mirrors::Mirrors;
 use super::set::MirrorSlot;
 use super::view::Mirror;
-use super::watch_hub::WatchHub;
 use etcd_store::keyspace::scope::{Scope, scopes};
 
 /// Time limit for the task of a removed mirror to end.
@@ -60,12 +60,12 @@ impl Mirrors {
             mirror = mirror.name,
             "a mirror was added; its reads go to etcd until it is loaded"
         );
-        let hub = Arc::<WatchHub>::default();
+        let fan_out = Arc::<FanOut>::default();
         let _switching = self.switching.lock();
-        hub.set_closed(self.forwards_all());
+        fan_out.set_closed(self.forwards_all());
         if let Some(position) = self
             .set
-            .add(MirrorSlot::new(mirror, hub, true, self.stop.child_token()))
+            .add(MirrorSlot::new(mirror, fan_out, true, self.stop.child_token()))
         {
             lifecycle::start(self, position);
         }

@@ -9,8 +9,8 @@
 //! | `feed` | the watch that keeps a mirror up to date (I9), and its proof |
 //! | `view` | what readers see, and what they keep of it |
 //! | `freshness` | the quorum check (I2) |
-//! | `history` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
-//! | `watch_hub` | the events of a mirror, for watches that are served from memory |
+//! | `lineage` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
+//! | `fan_out` | the events of a mirror, for watches that are served from memory |
 //! | `image` | images of mirrors on the disk |
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `set` | places of mirrors, their memory together, and what drops them all |
@@ -30,14 +30,15 @@
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod changes;
+pub mod fan_out;
 mod feed;
 mod flags;
 pub mod freshness;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
-pub mod history;
 mod image;
 mod lifecycle;
+pub mod lineage;
 mod load;
 pub mod metrics;
 mod mirrors;
@@ -53,7 +54,6 @@ mod testing;
 mod verify;
 mod version_gate;
 pub mod view;
-pub mod watch_hub;
 mod watched;
 
 pub use flags::{CachePack, MirrorConfig, default_cache_bytes};

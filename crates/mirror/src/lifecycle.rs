@@ -19,14 +19,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::fan_out;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::image::{self, Proven, Restored};
-use super::load::{self, Adopted, Load, LoadCause, LoadError, LoadedBy, Previous, Source, over_budget};
+use super::load::{self, Adopted, AdoptedFrom, Load, LoadCause, LoadError, LoadedBy, Previous, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
 use super::view::{Epoch, Mirror, ReaderEnd};
-use super::watch_hub;
 use etcd_store::cache::Store;
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
@@ -47,7 +47,7 @@ const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// Timeout for connecting to any endpoint, after which a failure is logged and the next attempt begins.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts the task of the mirror at `position`, and that of its watch hub.
+/// Starts the task of the mirror at `position`, and that of its fan-out.
 pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
     let mirrors_of_task = Arc::clone(mirrors);
     mirrors.tasks.spawn(async move {
@@ -76,7 +76,7 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
     mirrors.tasks.spawn(async move {
         // Continues after a removal, so that the watches get what they have not taken yet and the end.
         if let Some(slot) = mirrors_of_hub.set.get(position) {
-            stop.run_until_cancelled(watch_hub::follow(&slot.mirror, &slot.hub))
+            stop.run_until_cancelled(fan_out::follow(&slot.mirror, &slot.fan_out))
                 .await;
         }
     });
@@ -246,7 +246,7 @@ impl Lifecycle<'_> {
                     let filled = restored.fill(images, mirror, epoch);
                     // The feed proves it: there is no connection that has read it from etcd.
                     return Ok(filled.ok().map(|(keys, bytes)| {
-                        let source = Source::Image;
+                        let source = AdoptedFrom::Image;
                         (None, Some(Adopted { source, keys, bytes }))
                     }));
                 }
@@ -311,7 +311,7 @@ impl Lifecycle<'_> {
                     let tree = mirror.current_tree(epoch).ok().flatten();
                     let of_mirror = |tree| Previous {
                         tree,
-                        source: Source::Memory,
+                        source: AdoptedFrom::Memory,
                         cluster_id: None,
                     };
                     self.previous = tree.map(|tree| (epoch, of_mirror(tree)));

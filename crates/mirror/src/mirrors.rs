@@ -8,17 +8,17 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::fan_out::{FanOut, Reader};
 use super::feed::is_of_history;
 use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
-use super::history::{ClusterState, Compaction, HistoryId};
 use super::image::Images;
+use super::lineage::{ClusterState, Compaction, HistoryId};
 use super::load::LoadPacing;
 use super::metrics::RoomMetrics;
 use super::neighbours::UselessNeighbour;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{Mirror, Pinned};
-use super::watch_hub::{Reader, WatchHub};
 use super::watched::WatchedLoads;
 use etcd_store::cache::HistoryLimits;
 use etcd_store::keyspace::Interval;
@@ -32,7 +32,7 @@ use rangecache_upstream::{Connection, Upstream};
 /// All mirrors of this process, and what they share.
 #[derive(Debug)]
 pub struct Mirrors {
-    /// Every mirror with its watch hub.
+    /// Every mirror with its fan-out.
     pub(super) set: Arc<MirrorSet>,
     /// The quorum check.
     pub freshness: Arc<Freshness>,
@@ -46,7 +46,7 @@ pub struct Mirrors {
     pub(super) history_limits: HistoryLimits,
     /// An operator has switched memory off.
     forwards_all: AtomicBool,
-    /// Held while `forwards_all` and the hubs are switched.
+    /// Held while `forwards_all` and the fan-outs are switched.
     pub(super) switching: Mutex<()>,
     /// `--serve-stale` and `--freshness-timeout`.
     live: Live<MirrorConfig>,
@@ -151,7 +151,7 @@ impl Mirrors {
         let _switching = self.switching.lock();
         let was_on = self.forwards_all.swap(is_on, Ordering::SeqCst);
         for slot in self.set.every() {
-            slot.hub.set_closed(is_on);
+            slot.fan_out.set_closed(is_on);
         }
         self.metrics.forward_all.set(i64::from(is_on));
         was_on != is_on
@@ -178,13 +178,13 @@ impl Mirrors {
         self.set.get(position).map(|slot| &slot.mirror)
     }
 
-    /// The hub of a mirror of this process.
+    /// The fan-out of a mirror of this process.
     #[must_use]
-    pub fn watch_hub(&self, mirror: &Mirror) -> Option<&Arc<WatchHub>> {
+    pub fn fan_out(&self, mirror: &Mirror) -> Option<&Arc<FanOut>> {
         let mut slots = self.set.every();
         slots
             .find(|slot| std::ptr::eq(&slot.mirror, mirror))
-            .map(|slot| &slot.hub)
+            .map(|slot| &slot.fan_out)
     }
 
     /// Every mirror.
@@ -378,8 +378,8 @@ mod tests {
         for (is_on, is_change) in [(false, false), (true, true), (true, false), (false, true)] {
             assert_eq!(mirrors.forward_all(is_on), is_change);
             assert_eq!(mirrors.forwards_all(), is_on);
-            let mut hubs = mirrors.set.every().map(|slot| &slot.hub);
-            assert!(hubs.all(|hub| hub.is_closed() == is_on));
+            let mut fan_outs = mirrors.set.every().map(|slot| &slot.fan_out);
+            assert!(fan_outs.all(|fan_out| fan_out.is_closed() == is_on));
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::feed::Lag;
 use super::freshness::{Freshness, Proof};
-use super::history::{Auth, Before, Compaction};
+use super::lineage::{Auth, Before, Compaction};
 use super::set::MirrorSet;
 use super::view::{Mirror, Pinned};
 use etcd_store::cache::ResponseHeader;
@@ -219,7 +219,7 @@ async fn raft_index(upstream: &Upstream, logs: &mut MemberLogs) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::HistoryId;
+    use crate::lineage::HistoryId;
     use crate::testing::{Bench, SOON};
 
     #[tokio::test]

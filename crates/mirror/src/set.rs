@@ -6,11 +6,11 @@ use std::sync::{Arc, OnceLock};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::fan_out::FanOut;
 use super::flags::{CachePack, MirrorConfig};
-use super::history::{Before, ClusterState, HistoryId, Verdict};
+use super::lineage::{Before, ClusterState, HistoryId, Verdict};
 use super::neighbours::{Neighbours, UselessNeighbour};
 use super::view::Mirror;
-use super::watch_hub::WatchHub;
 use rangecache_base::flags::Live;
 use rangecache_base::net::Url;
 use rangecache_upstream::MAX_MESSAGE_BYTES;
@@ -20,11 +20,11 @@ const MAX_ADDED: usize = 1_024;
 /// Message that is read whatever `--cache-max-bytes` is: gRPC's default.
 const LEAST_MESSAGE_BYTES: usize = 4 << 20;
 
-/// A mirror with its watch hub.
+/// A mirror with its fan-out.
 #[derive(Debug)]
 pub(super) struct MirrorSlot {
     pub(super) mirror: Mirror,
-    pub(super) hub: Arc<WatchHub>,
+    pub(super) fan_out: Arc<FanOut>,
     /// Set once a reload has removed the mirror: what a connection sends that was opened by then, and is still open, is of
     /// the history that the mirror was of.
     removed: OnceLock<Instant>,
@@ -39,13 +39,13 @@ pub(super) struct MirrorSlot {
 impl MirrorSlot {
     pub(super) fn new(
         mirror: Mirror,
-        hub: Arc<WatchHub>,
+        fan_out: Arc<FanOut>,
         was_added: bool,
         stop: CancellationToken,
     ) -> MirrorSlot {
         MirrorSlot {
             mirror,
-            hub,
+            fan_out,
             removed: OnceLock::new(),
             was_added,
             stop,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::history::Auth;
+use super::lineage::Auth;
 use super::mirrors::Mirrors;
 use super::view::{Mirror, View};
 

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::history::ClusterState;
+use super::lineage::ClusterState;
 use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy, Previous};
 use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::history::{ClusterState, History};
+use super::lineage::{ClusterState, History};
 use super::metrics::RoomMetrics;
 use super::mirrors::background;
 use super::pace::pause_after;
@@ -300,7 +300,7 @@ impl TreeRange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::HistoryId;
+    use crate::lineage::HistoryId;
     use etcd_store::cache::Entry;
     use etcd_wire::etcdserverpb::ResponseHeader;
 

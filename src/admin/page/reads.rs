@@ -11,7 +11,7 @@ use super::parts::{Flags, Section, percent, plot, remedy, table, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
-use crate::diagnosis::reasons::{Explanation, Source, describe_outcome, explain};
+use crate::diagnosis::reasons::{Explanation, OutcomeClass, describe_outcome, explain};
 use rangecache_base::telemetry::Outcome;
 
 /// Function that reads a counter of a sample.
@@ -28,7 +28,7 @@ pub(super) fn reads(status: &Status) -> Section {
     let ratio = reads.memory_ratio_last_minute.map_or("–".to_owned(), percent);
     let window = long(window(status));
     let per_check = reads.per_quorum_check.map_or("–".to_owned(), rate);
-    let layers = Source::ALL.map(|source| Layer {
+    let layers = OutcomeClass::ALL.map(|source| Layer {
         class: source.as_str(),
         values: all
             .iter()
@@ -68,7 +68,7 @@ pub(super) fn reads(status: &Status) -> Section {
         p.quiet { "Rates, shares and latencies are those of the last minute; charts and counts those of the last " (window) "." }
         (chart(&layers, "Reads per second, by source"))
         ul.legend {
-            @for source in Source::ALL {
+            @for source in OutcomeClass::ALL {
                 li {
                     span class={ "key " (source.as_str()) } aria-hidden="true" {}
                     (source.title()) " "
@@ -119,14 +119,14 @@ fn by_minute(samples: &[Arc<ReadSample>]) -> Markup {
     };
     let titles = ["minutes ago"]
         .into_iter()
-        .chain(Source::ALL.map(Source::title))
+        .chain(OutcomeClass::ALL.map(OutcomeClass::title))
         .chain(latency::COLUMNS)
         .chain(["events", "other calls", "open watches"]);
     let rows = html! {
         @for (minute, samples) in samples.rchunks(SAMPLES_PER_MINUTE).enumerate() {
             tr {
                 th scope="row" { (minute) }
-                @for source in Source::ALL {
+                @for source in OutcomeClass::ALL {
                     td { (sum(samples, &|added| added.by_source(source))) }
                 }
                 @for value in latency::columns(samples) { td { (value) } }
@@ -161,8 +161,8 @@ fn window(status: &Status) -> Duration {
 /// Reads that memory answered, or those that it did not.
 fn outcomes(status: &Status, is_from_memory: bool) -> Vec<&OutcomeCount> {
     let is_wanted = |read: &&OutcomeCount| {
-        let source = Source::from_outcome(read.outcome);
-        matches!(source, Source::Memory | Source::Waited) == is_from_memory
+        let source = OutcomeClass::from_outcome(read.outcome);
+        matches!(source, OutcomeClass::Memory | OutcomeClass::Waited) == is_from_memory
     };
     status.reads.outcomes.iter().filter(is_wanted).collect()
 }

@@ -201,7 +201,7 @@ fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
     let metrics = &handles.metrics.proxy.watches;
     let hubs = handles.mirrors.all();
     let held: Vec<_> = hubs
-        .filter_map(|mirror| Some(handles.mirrors.watch_hub(mirror)?.held()))
+        .filter_map(|mirror| Some(handles.mirrors.fan_out(mirror)?.held()))
         .collect();
     let etcd_streams = metrics.etcd_streams().map(|(reason, count)| StreamCount {
         reason,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
 use super::samples::{INTERVAL, ReadCounts, ReadSample};
-use crate::diagnosis::reasons::Source;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
+use crate::diagnosis::reasons::OutcomeClass;
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
 use rangecache_base::telemetry::outcome::Outcome;
 
 /// Time over which rates are computed.
@@ -26,7 +26,7 @@ pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Rea
     Reads {
         since_start: counts.total(),
         per_second: rate(ReadCounts::total),
-        failed_per_second: rate(|added| added.by_source(Source::Failed)),
+        failed_per_second: rate(|added| added.by_source(OutcomeClass::Failed)),
         memory_ratio_last_minute: memory_ratio(latest.iter().copied()),
         other_calls_per_second: rate(|added| added.forwarded),
         events_per_second: rate(|added| added.events),
@@ -46,9 +46,9 @@ fn memory_ratio<'a>(samples: impl IntoIterator<Item = &'a Arc<ReadSample>>) -> O
     let (mut memory, mut all) = (0, 0);
     for sample in samples {
         let by = |source| sample.added.by_source(source);
-        let from_memory = by(Source::Memory) + by(Source::Waited);
+        let from_memory = by(OutcomeClass::Memory) + by(OutcomeClass::Waited);
         memory += from_memory;
-        all += from_memory + by(Source::Etcd) + by(Source::Failed);
+        all += from_memory + by(OutcomeClass::Etcd) + by(OutcomeClass::Failed);
     }
     (all > 0).then(|| memory as f64 / all as f64)
 }
@@ -97,11 +97,11 @@ pub(super) fn codes(samples: &[Arc<ReadSample>]) -> Vec<CodeStatus> {
     let status = |sum: CodeCounts| CodeStatus {
         grpc_code: sum.code,
         calls: sum.total(),
-        memory: sum.of(AnsweredBy::Memory),
-        etcd: sum.of(AnsweredBy::Etcd),
-        failed: sum.of(AnsweredBy::Failed),
-        refused: sum.of(AnsweredBy::Refused),
-        none: sum.of(AnsweredBy::Nothing),
+        memory: sum.of(Source::Memory),
+        etcd: sum.of(Source::Etcd),
+        failed: sum.of(Source::Failed),
+        refused: sum.of(Source::Refused),
+        none: sum.of(Source::Nothing),
     };
     sums.into_iter().map(status).collect()
 }
@@ -150,11 +150,11 @@ pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
     let source = |source| column(&|added| added.by_source(source));
     Samples {
         interval_seconds: INTERVAL.as_secs(),
-        reads_from_memory: source(Source::Memory),
-        reads_after_a_wait: source(Source::Waited),
-        reads_by_etcd: source(Source::Etcd),
-        reads_failed: source(Source::Failed),
-        reads_refused_or_cancelled: source(Source::Unanswered),
+        reads_from_memory: source(OutcomeClass::Memory),
+        reads_after_a_wait: source(OutcomeClass::Waited),
+        reads_by_etcd: source(OutcomeClass::Etcd),
+        reads_failed: source(OutcomeClass::Failed),
+        reads_refused_or_cancelled: source(OutcomeClass::Unanswered),
         other_calls: column(&|added| added.forwarded),
         events: column(&|added| added.events),
         quorum_checks: column(&|added| added.checks.proven + added.checks.failed),

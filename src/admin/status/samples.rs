@@ -12,8 +12,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::admin::metrics::ShownMetrics;
-use crate::diagnosis::reasons::Source;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
+use crate::diagnosis::reasons::OutcomeClass;
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::{Mirrors, QuorumChecks};
 
@@ -85,8 +85,8 @@ impl ReadCounts {
             forwarded: metrics.proxy.forwarding.calls.get(),
             codes: metrics.process.calls.by_code(),
             latency: ReadLatency {
-                memory: metrics.process.calls.read_latency(AnsweredBy::Memory),
-                etcd: metrics.process.calls.read_latency(AnsweredBy::Etcd),
+                memory: metrics.process.calls.read_latency(Source::Memory),
+                etcd: metrics.process.calls.read_latency(Source::Etcd),
             },
             watches: OpenWatches::now(metrics),
             mirrors: mirrors.reasons_out().collect(),
@@ -100,11 +100,11 @@ impl ReadCounts {
     }
 
     /// Number of reads that `source` answered.
-    pub(crate) fn by_source(&self, source: Source) -> u64 {
+    pub(crate) fn by_source(&self, source: OutcomeClass) -> u64 {
         let answered = self
             .reads
             .iter()
-            .filter(|(outcome, _)| Source::from_outcome(*outcome) == source);
+            .filter(|(outcome, _)| OutcomeClass::from_outcome(*outcome) == source);
         answered.map(|(_, count)| count).sum()
     }
 

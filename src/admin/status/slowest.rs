@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::model::{Phase, SlowCall};
-use crate::diagnosis::reasons::Source;
+use crate::diagnosis::reasons::OutcomeClass;
 use rangecache_base::telemetry::calls::Call;
 use rangecache_base::telemetry::outcome::Kind;
 use rangecache_mirror::Mirrors;
@@ -35,16 +35,16 @@ fn slow_call(call: &Call, mirrors: &Mirrors) -> SlowCall {
 }
 
 fn phases(call: &Call) -> Vec<Phase> {
-    let source = Source::from_outcome(call.outcome);
+    let source = OutcomeClass::from_outcome(call.outcome);
     // A proof does not mean that memory answered: the revision may be older than its history.
-    let has_response = !matches!(source, Source::Failed | Source::Unanswered);
+    let has_response = !matches!(source, OutcomeClass::Failed | OutcomeClass::Unanswered);
     let proven = call.proven.filter(|_| has_response);
     let until_proven = proven.map(|proven| (if call.waited { "wait" } else { "proof" }, proven));
     let until_head = match source {
-        Source::Memory | Source::Waited => "answer",
-        Source::Etcd => "etcd",
-        Source::Failed => "failed",
-        Source::Unanswered => "unanswered",
+        OutcomeClass::Memory | OutcomeClass::Waited => "answer",
+        OutcomeClass::Etcd => "etcd",
+        OutcomeClass::Failed => "failed",
+        OutcomeClass::Unanswered => "unanswered",
     };
     let mut from = Duration::ZERO;
     until_proven

@@ -28,7 +28,7 @@ use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::Proof;
-use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::lineage::HistoryId;
 use rangecache_mirror::view::Mirror;
 
 /// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.

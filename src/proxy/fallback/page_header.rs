@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
 use etcd_store::cache::ResponseHeader;
-use rangecache_mirror::history::{ClusterState, HistoryId};
+use rangecache_mirror::lineage::{ClusterState, HistoryId};
 
 /// State of etcd when the first page of a list was read.
 pub(super) struct ListOrigin {

@@ -47,7 +47,7 @@ use rangecache_edge::limits::{ByteBudget, HeldBytes};
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
-use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::lineage::HistoryId;
 use rangecache_upstream::{MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, gates};
 use tonic::metadata::MetadataMap;
 

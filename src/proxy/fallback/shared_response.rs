@@ -16,7 +16,7 @@ use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
 use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{ByteBudget, HeldBytes};
-use rangecache_mirror::history::ClusterState;
+use rangecache_mirror::lineage::ClusterState;
 
 /// Codes that etcd has for what all of the reads ask, or for its own state: `Ok`, `ResourceExhausted`, `OutOfRange`, `Unavailable`.
 const CODES_FOR_ALL: [&[u8]; 4] = [b"0", b"8", b"11", b"14"];

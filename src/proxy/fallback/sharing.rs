@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue};
 
 use etcd_wire::grpc::CallMetadata;
 use etcd_wire::grpc::fields::CREDENTIALS;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 
 /// Clients that may use the response, or continue the page series, of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

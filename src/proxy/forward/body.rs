@@ -15,7 +15,7 @@ use rangecache_base::net::Url;
 use rangecache_base::telemetry::metrics::Source;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes};
 use rangecache_mirror::Unreadable;
-use rangecache_mirror::history::{ClusterState, History};
+use rangecache_mirror::lineage::{ClusterState, History};
 use rangecache_upstream::{BoxError, InFlight, UpstreamBody, is_reset};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).

@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::body::record_revisions;
 use etcd_wire::grpc::{HeaderScanner, Method};
-use rangecache_mirror::history::{ClusterState, History};
+use rangecache_mirror::lineage::{ClusterState, History};
 
 /// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
 #[derive(Debug)]

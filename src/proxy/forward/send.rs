@@ -25,7 +25,7 @@ use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove
 use etcd_wire::grpc::status::GRPC_STATUS;
 use etcd_wire::grpc::{Method, Status, written};
 use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
-use rangecache_mirror::history::{Before, ClusterState};
+use rangecache_mirror::lineage::{Before, ClusterState};
 use rangecache_upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MAX_SHORT_BYTES, MessageLimit, Outgoing, SendFailure,
     Upstream, UpstreamBody, WritesTo,

@@ -18,7 +18,7 @@ use etcd_wire::grpc::status::{is_ok, is_refused};
 use etcd_wire::grpc::{Method, SideEffect, Status};
 use rangecache_base::telemetry::clients::ClientRegistry;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::lineage::HistoryId;
 use rangecache_upstream::{ConnectionClass, Outgoing};
 
 /// Longest request that is decoded, in bytes; longer ones are forwarded unread.

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::send::Forward;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use rangecache_mirror::Unreadable;
-use rangecache_mirror::history::ClusterState;
+use rangecache_mirror::lineage::ClusterState;
 
 /// Longest piece that is read at once, in bytes.
 const PIECE_BYTES: usize = 16 << 10;

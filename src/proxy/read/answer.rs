@@ -8,7 +8,7 @@ use etcd_store::cache::{
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::{Failure, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_mirror::history::{ClusterState, HistoryId};
+use rangecache_mirror::lineage::{ClusterState, HistoryId};
 use rangecache_mirror::view::{Mirror, ViewAtError};
 use rangecache_upstream::Version;
 

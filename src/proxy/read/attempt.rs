@@ -14,7 +14,7 @@ use etcd_wire::grpc::{CallMetadata, Status};
 use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::ClientAccount;
 use rangecache_mirror::freshness::{Proof, Unproven};
-use rangecache_mirror::history::{Auth, HistoryId};
+use rangecache_mirror::lineage::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::Version;
 

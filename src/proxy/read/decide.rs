@@ -11,7 +11,7 @@ use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use etcd_wire::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_mirror::view::Mirror;
 
 /// Answers the read from memory if it may be. It came by `protocol`.

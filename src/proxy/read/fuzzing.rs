@@ -12,7 +12,7 @@ use etcd_store::cache::testing::query_of;
 use etcd_store::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
 
 #[derive(Arbitrary, Debug)]

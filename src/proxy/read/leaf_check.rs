@@ -11,7 +11,7 @@ use etcd_store::cache::Selection;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Read;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{gates, is_check_key};
 
 /// Whether the read is the quorum check of a leaf.

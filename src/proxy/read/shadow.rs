@@ -27,7 +27,7 @@ use etcd_wire::etcdserverpb::RangeResponse;
 use etcd_wire::grpc::frame::PREFIX_BYTES;
 use etcd_wire::grpc::status::is_ok;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::lineage::HistoryId;
 use rangecache_upstream::Version;
 
 /// Longest response that is compared, in bytes.

@@ -21,7 +21,7 @@ use etcd_store::cache::WatchFields;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::WatchedLoads;
-use rangecache_mirror::history::History;
+use rangecache_mirror::lineage::History;
 
 /// etcd's call for one stream.
 #[derive(Debug)]

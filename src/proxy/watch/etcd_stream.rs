@@ -29,7 +29,7 @@ use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
 use rangecache_mirror::WatchedLoads;
-use rangecache_mirror::history::{ClusterState, History};
+use rangecache_mirror::lineage::{ClusterState, History};
 use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
 
 /// Requests of the client that wait for etcd's flow control.

@@ -23,9 +23,9 @@ use super::watchers::Watcher;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::WatchedLoads;
 
-/// Source that serves a stream.
+/// Serves a stream.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum ServedBy {
     Memory(Box<MemorySource>),
     /// Memory, which takes no requests, until its mirrors have what they must have.
     Leaving(Box<MemorySource>, PendingLeave),
@@ -33,10 +33,10 @@ pub(super) enum Source {
 }
 
 /// A stream without watchers, which memory may serve once `reason` has passed.
-pub(super) fn begin_at_etcd(down: &mut Downstream, reason: Reason) -> Source {
+pub(super) fn begin_at_etcd(down: &mut Downstream, reason: Reason) -> ServedBy {
     let history = down.mirrors().cluster_state.current();
     let relay = Relay::new(down.ids.clone(), Vec::new(), BTreeSet::new(), 0);
-    Source::Etcd(Box::new(EtcdSource::open(
+    ServedBy::Etcd(Box::new(EtcdSource::open(
         down,
         reason,
         relay,
@@ -46,19 +46,19 @@ pub(super) fn begin_at_etcd(down: &mut Downstream, reason: Reason) -> Source {
 }
 
 /// Lets etcd continue a stream that `memory` cannot serve any longer, at once or when the mirrors have what they must have.
-pub(super) fn leave(memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> Source {
+pub(super) fn leave(memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> ServedBy {
     // Without a request the mirror has been dropped, and will not reach it.
     match memory.awaited(down) {
         Some(awaited) if leave.create.is_some() => {
             memory.watchers.want(&down.stream, awaited, |_| true);
-            Source::Leaving(memory, PendingLeave::new(leave))
+            ServedBy::Leaving(memory, PendingLeave::new(leave))
         }
         _ => hand_over(memory, leave, down),
     }
 }
 
 /// Lets etcd continue the stream from the revision up to which each watcher's events were sent.
-pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> Source {
+pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> ServedBy {
     let Leave { reason, create } = leave;
     tracing::debug!(reason = reason.as_str(), "a watch stream leaves memory");
     // Read before the watchers' histories are compared with it: etcd must continue them in that one.
@@ -66,11 +66,11 @@ pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut 
     if memory.cancel_replaced(down) {
         // The other watchers and the request are planned again.
         down.handle_first(create);
-        return Source::Memory(memory);
+        return ServedBy::Memory(memory);
     }
     if memory.watchers.unproven().is_some() {
         down.interrupt(Reason::NotFresh);
-        return Source::Memory(memory);
+        return ServedBy::Memory(memory);
     }
     let create = create.or_else(|| memory.take_starting());
     if create.is_some() {
@@ -91,7 +91,7 @@ pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut 
     let shown = down.reported.max(down.last_event);
     let relay = Relay::new(down.ids.clone(), memory.watchers.carried(), taken, shown);
     down.handle_first(create);
-    Source::Etcd(Box::new(EtcdSource::open(down, reason, relay, history, watched)))
+    ServedBy::Etcd(Box::new(EtcdSource::open(down, reason, relay, history, watched)))
 }
 
 /// Continues the stream of `etcd` from memory: `joined` have every event above `revision`.
@@ -100,7 +100,7 @@ pub(super) fn return_to_memory(
     revision: i64,
     joined: Vec<Joined>,
     down: &mut Downstream,
-) -> Source {
+) -> ServedBy {
     tracing::debug!(revision, "a watch stream returns to memory");
     let mut memory = memory_after(&mut etcd, down);
     down.metrics().record_handover("memory", "mirrored");
@@ -118,15 +118,15 @@ pub(super) fn return_to_memory(
     if etcd.relay().owes_progress() {
         memory.request_progress(down);
     }
-    Source::Memory(memory)
+    ServedBy::Memory(memory)
 }
 
 /// Cancels the watchers that memory has handed over to `etcd`, because the history of their revisions was replaced. If etcd
 /// has created others on the same stream, it ends, and the client resumes it.
-pub(super) fn cancel_handed_over(mut etcd: Box<EtcdSource>, down: &mut Downstream) -> Source {
+pub(super) fn cancel_handed_over(mut etcd: Box<EtcdSource>, down: &mut Downstream) -> ServedBy {
     let Some(abandoned) = etcd.relay().abandon() else {
         down.interrupt(Reason::HistoryReplaced);
-        return Source::Etcd(etcd);
+        return ServedBy::Etcd(etcd);
     };
     let memory = memory_after(&mut etcd, down);
     down.handle_first(abandoned.unanswered);
@@ -138,7 +138,7 @@ pub(super) fn cancel_handed_over(mut etcd: Box<EtcdSource>, down: &mut Downstrea
             down.cancel_of_replaced(id, create);
         }
     }
-    Source::Memory(memory)
+    ServedBy::Memory(memory)
 }
 
 /// Memory without watchers, which serves the stream of `etcd` from now on.

@@ -26,9 +26,9 @@ use etcd_store::cache::{Rope, WatchFields};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::history::HistoryId;
+use rangecache_mirror::fan_out::Taken;
+use rangecache_mirror::lineage::HistoryId;
 use rangecache_mirror::view::ReaderEnd;
-use rangecache_mirror::watch_hub::Taken;
 
 /// Requests, and watchers without events for the client, that one poll looks at, before other streams get their turn.
 const MAX_STEPS: usize = 64;

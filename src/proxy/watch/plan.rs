@@ -4,7 +4,7 @@
 use super::request::Create;
 use crate::proxy::causes::Causes;
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::history::Auth;
+use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
 
 /// State that a plan depends on in addition to the request.

@@ -1,4 +1,4 @@
-//! Attempts of a stream to return from etcd to memory, and how its watchers join their hubs.
+//! Attempts of a stream to return from etcd to memory, and how its watchers join their fan-outs.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,9 +15,9 @@ use super::start::{authorize, reason_of};
 use super::stream::ServingMirror;
 use crate::proxy::handles::Client;
 use rangecache_base::telemetry::Reason;
+use rangecache_mirror::fan_out::{Join, Reader, Signal};
 use rangecache_mirror::freshness::Unproven;
-use rangecache_mirror::history::{Auth, HistoryId};
-use rangecache_mirror::watch_hub::{Join, Reader, Signal};
+use rangecache_mirror::lineage::{Auth, HistoryId};
 
 /// Pause before the first attempt, and the shortest one between two.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ pub(super) struct Attempt {
 
 pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Vec<Joined>, Reason>> + Send>>;
 
-/// A watcher that has joined its hub.
+/// A watcher that has joined its fan-out.
 pub(super) struct Joined {
     pub(super) watcher: Carried,
     /// Position of its mirror in [`Mirrors::at`](rangecache_mirror::Mirrors::at).
@@ -94,7 +94,7 @@ impl Returning {
     }
 }
 
-/// Joins the hubs of `watchers` in `history`. `caller` is the caller's metadata if etcd has to authorize it.
+/// Joins the fan-outs of `watchers` in `history`. `caller` is the caller's metadata if etcd has to authorize it.
 ///
 /// # Errors
 /// Why etcd must continue to serve all of them.
@@ -114,7 +114,7 @@ pub(super) async fn join(
     for of_mirror in watchers.chunk_by(|one, other| one.0.mirror == other.0.mirror) {
         let position = of_mirror.first().map_or(0, |(place, _)| place.mirror);
         let mirror = mirrors.at(position).ok_or(Reason::NotMirrored)?;
-        let hub = mirrors.watch_hub(mirror).ok_or(Reason::NotMirrored)?;
+        let fan_out = mirrors.fan_out(mirror).ok_or(Reason::NotMirrored)?;
         let known_revision = mirrors.cluster_state.known();
         let joins = of_mirror.iter().map(|(_, watcher)| Join {
             key: watcher.create.key.clone(),
@@ -122,7 +122,7 @@ pub(super) async fn join(
             first_revision: watcher.through.saturating_add(1),
             known_revision,
         });
-        let readers = hub.join(signal, Some(history), joins.collect()).await;
+        let readers = fan_out.join(signal, Some(history), joins.collect()).await;
         let readers = readers.map_err(reason_of)?;
         joined.extend(
             of_mirror
@@ -135,7 +135,7 @@ pub(super) async fn join(
                 }),
         );
     }
-    // Checked last: auth may have been switched on, or history replaced, while the hubs were joined.
+    // Checked last: auth may have been switched on, or history replaced, while the fan-outs were joined.
     if caller.is_none() && mirrors.cluster_state.auth() != Auth::Off {
         return Err(Reason::Auth);
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::downstream::Downstream;
 use super::etcd::EtcdEnd;
-use super::handover::{Source, begin_at_etcd, cancel_handed_over, hand_over, leave, return_to_memory};
+use super::handover::{ServedBy, begin_at_etcd, cancel_handed_over, hand_over, leave, return_to_memory};
 use super::memory::MemorySource;
 use super::plan::Refusal;
 use super::receive::Requests;
@@ -31,7 +31,7 @@ pub(super) enum First {
 pub(super) struct Session {
     down: Downstream,
     /// `None` only while one source is made from another.
-    source: Option<Source>,
+    source: Option<ServedBy>,
     has_ended: bool,
 }
 
@@ -55,7 +55,7 @@ impl Session {
         }
         Session {
             down,
-            source: Some(Source::Memory(Box::new(memory))),
+            source: Some(ServedBy::Memory(Box::new(memory))),
             has_ended: false,
         }
     }
@@ -85,16 +85,17 @@ impl Session {
         // A handover takes the source by value; there is none only meanwhile.
         while let Some(source) = self.source.take() {
             let next = match source {
-                Source::Memory(mut memory) => match memory.poll(down, None, cx) {
-                    Ok(polled) => return self.polled(Source::Memory(memory), polled),
+                ServedBy::Memory(mut memory) => match memory.poll(down, None, cx) {
+                    Ok(polled) => return self.polled(ServedBy::Memory(memory), polled),
                     Err(why) => leave(memory, why, down),
                 },
-                Source::Leaving(mut memory, mut pending) => match memory.poll(down, Some(&mut pending), cx) {
-                    Ok(polled) => return self.polled(Source::Leaving(memory, pending), polled),
+                ServedBy::Leaving(mut memory, mut pending) => match memory.poll(down, Some(&mut pending), cx)
+                {
+                    Ok(polled) => return self.polled(ServedBy::Leaving(memory, pending), polled),
                     Err(why) => hand_over(memory, why.or(pending.leave), down),
                 },
-                Source::Etcd(mut etcd) => match etcd.poll(down, cx) {
-                    Ok(polled) => return self.polled(Source::Etcd(etcd), polled),
+                ServedBy::Etcd(mut etcd) => match etcd.poll(down, cx) {
+                    Ok(polled) => return self.polled(ServedBy::Etcd(etcd), polled),
                     Err(EtcdEnd::Joined(revision, joined)) => return_to_memory(etcd, revision, joined, down),
                     Err(EtcdEnd::Replaced) => cancel_handed_over(etcd, down),
                 },
@@ -105,7 +106,7 @@ impl Session {
     }
 
     /// Puts back the source, which has what was `polled`.
-    fn polled(&mut self, source: Source, polled: Polled) -> Polled {
+    fn polled(&mut self, source: ServedBy, polled: Polled) -> Polled {
         self.source = Some(source);
         self.has_ended = match &polled {
             Poll::Pending => false,
@@ -116,7 +117,7 @@ impl Session {
     }
 
     fn is_at_etcd(&self) -> bool {
-        matches!(self.source, Some(Source::Etcd(_)))
+        matches!(self.source, Some(ServedBy::Etcd(_)))
     }
 }
 

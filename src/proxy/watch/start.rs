@@ -1,5 +1,5 @@
 //! Starts one watcher: proves the revision after which a watch of the present begins (W7), or that etcd has not compacted
-//! the one at which a watch of the past begins (W11), and joins the hub.
+//! the one at which a watch of the past begins (W11), and joins the fan-out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use super::request::Create;
 use crate::proxy::handles::Client;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::SpanContext;
+use rangecache_mirror::fan_out::{Join, JoinRefused, Reader, Signal};
 use rangecache_mirror::freshness::Unproven;
 use rangecache_mirror::freshness::authorize::Authorization;
-use rangecache_mirror::history::{Auth, HistoryId};
+use rangecache_mirror::lineage::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
-use rangecache_mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 
 /// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
 const FEED_TIMEOUT: Duration = Duration::from_millis(500);
@@ -24,7 +24,7 @@ const AUTHORIZATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait for the proof of a start revision.
 const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A watcher that has joined its hub.
+/// A watcher that has joined its fan-out.
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) reader: Reader,
@@ -64,7 +64,7 @@ pub(super) async fn start(
     let Some(mirror) = mirrors.at(mirror_position) else {
         return Err(Reason::NotMirrored);
     };
-    let Some(hub) = mirrors.watch_hub(mirror) else {
+    let Some(fan_out) = mirrors.fan_out(mirror) else {
         return Err(Reason::NotMirrored);
     };
     mirror.resumed(Instant::now() + FEED_TIMEOUT).await?;
@@ -99,7 +99,10 @@ pub(super) async fn start(
         known_revision: cluster_state.known(),
     };
     let history = proven.map(|(history, _)| history);
-    let readers = hub.join(&signal, history, vec![join]).await.map_err(reason_of)?;
+    let readers = fan_out
+        .join(&signal, history, vec![join])
+        .await
+        .map_err(reason_of)?;
     let reader = readers.into_iter().next().ok_or(Reason::NotFresh)?;
     // Checked after the proof: auth may have been switched on while it was awaited (I8).
     if caller.is_none() && cluster_state.auth() != Auth::Off {

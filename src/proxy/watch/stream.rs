@@ -17,8 +17,8 @@ use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::head::{head_bytes, kept_head};
 use etcd_wire::grpc::{CallMetadata, WATCH};
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::history::Auth;
-use rangecache_mirror::watch_hub::Signal;
+use rangecache_mirror::fan_out::Signal;
+use rangecache_mirror::lineage::Auth;
 
 /// A stream as far as it does not change.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use super::request::Create;
 use super::start::Started;
 use super::stream::StreamContext;
 use rangecache_base::telemetry::metrics::Counted;
-use rangecache_mirror::history::HistoryId;
-use rangecache_mirror::watch_hub::Reader;
+use rangecache_mirror::fan_out::Reader;
+use rangecache_mirror::lineage::HistoryId;
 
 /// Watcher that memory serves.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// The watcher of `create`, which has joined its hub; `open` counts it.
+    /// The watcher of `create`, which has joined its fan-out; `open` counts it.
     pub(super) fn started(create: Create, started: Started, open: Option<Counted>) -> Watcher {
         Watcher {
             reader: started.reader,
@@ -201,8 +201,8 @@ impl Watchers {
             let mut watchers = self.all();
             let of_mirror = watchers.find(|watcher| watcher.mirror == position && want_it(watcher));
             let Some(watcher) = of_mirror else { continue };
-            if let Some(hub) = mirrors.watch_hub(mirror) {
-                hub.signal_at(target, &stream.signal);
+            if let Some(fan_out) = mirrors.fan_out(mirror) {
+                fan_out.signal_at(target, &stream.signal);
             }
             mirror.want(watcher.reader.history(), target);
         }

@@ -95,7 +95,7 @@ if let Some(RopeSegment::Block(last, range)) = self.segments.last_mut()
         }],
     },
     Bug {
-        name: "132-pack-what-is-held-elsewhere",
+        name: "132-pack-entries-held-elsewhere",
         what: "a leaf is packed though the log or a response has its entries, which then take memory that nothing counts",
         test: "--lib leaf_of_which_something_else_has_an_entry_is_left_alone",
         shows: "leaf_of_which_something_else_has_an_entry_is_left_alone .* FAILED",

@@ -136,7 +136,7 @@ slots.any(|slot| slot.mirror.was_found_under(*generation, of_hub))
         }],
     },
     Bug {
-        name: "185-believe-an-open-connection",
+        name: "185-accept-an-open-connection",
         what: "the raft log behind an open connection is not compared again",
         test: "-p rangecache-mirror --lib other_raft_log_behind_an_open_connection_is_found_at_no_lower_revision",
         shows: "Elapsed",

@@ -265,7 +265,7 @@ self.take(burst)?;
         }],
     },
     Bug {
-        name: "174-believe-one-event-of-many",
+        name: "174-accept-one-event-of-many",
         what: "one event that etcd still has proves a feed, if there were many",
         test: "--lib feed::opening::tests::one_event_that_is_left_of_many_proves_a_feed_with_the_keys_alone",
         shows: "panicked at .*feed/opening/tests.rs",

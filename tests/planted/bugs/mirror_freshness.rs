@@ -96,7 +96,7 @@ if !compared.is_first
         }],
     },
     Bug {
-        name: "163-believe-a-hub-without-proof",
+        name: "163-accept-a-hub-without-proof",
         what: "a check is accepted that a hub has only forwarded",
         test: "-p rangecache --test end_to_end what_a_hub_cannot_prove_is_not_answered_by_its_leaf",
         shows: "panicked at",

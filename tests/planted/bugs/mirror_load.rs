@@ -146,8 +146,8 @@ if !unpacker.is_same(ours, &entry) {
         shows: "assertion .left == right. failed",
         changes: &[Change {
             item: "run",
-            find: "if keys.source == Source::Neighbour",
-            replace: "if keys.source == Source::Memory",
+            find: "if keys.source == AdoptedFrom::Neighbour",
+            replace: "if keys.source == AdoptedFrom::Memory",
         }],
     },
     Bug {

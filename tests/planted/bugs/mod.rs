@@ -7,12 +7,12 @@ mod edge;
 mod etcd_store;
 mod etcd_wire;
 mod mirror;
+mod mirror_fan_out;
 mod mirror_feed;
 mod mirror_freshness;
-mod mirror_history;
 mod mirror_image;
+mod mirror_lineage;
 mod mirror_load;
-mod mirror_watch_hub;
 mod operate;
 mod proxy;
 mod proxy_read;
@@ -23,11 +23,11 @@ mod upstream;
 pub(crate) struct Bug {
     /// Its number, which no other bug has, and what it does in a few words: `01-skip-the-check`.
     pub(crate) name: &'static str,
-    /// What is wrong with it planted.
+    /// Fault of the product with the bug.
     pub(crate) what: &'static str,
     /// Arguments of `cargo test` that name the test which is to catch it.
     pub(crate) test: &'static str,
-    /// What (`grep -E`) the failing test says.
+    /// Pattern (`grep -E`) of what the failing test says.
     pub(crate) shows: &'static str,
     pub(crate) changes: &'static [Change],
 }
@@ -52,10 +52,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Bug> {
         mirror::BUGS,
         mirror_feed::BUGS,
         mirror_freshness::BUGS,
-        mirror_history::BUGS,
+        mirror_lineage::BUGS,
         mirror_image::BUGS,
         mirror_load::BUGS,
-        mirror_watch_hub::BUGS,
+        mirror_fan_out::BUGS,
         operate::BUGS,
         proxy::BUGS,
         proxy_read::BUGS,

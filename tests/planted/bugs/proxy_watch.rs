@@ -389,7 +389,7 @@ if self.progress.requested.is_some() {
             find: "
 if memory.watchers.unproven().is_some() {
     down.interrupt(Reason::NotFresh);
-    return Source::Memory(memory);
+    return ServedBy::Memory(memory);
 }
 ",
             replace: "",

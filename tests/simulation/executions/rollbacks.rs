@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rangecache_mirror::watch_hub::{Join, Reader, Signal};
+use rangecache_mirror::fan_out::{Join, Reader, Signal};
 use rangecache_upstream::{ReceiveWindow, hub_check};
 use testkit::grpc::Stream;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
@@ -218,14 +218,17 @@ fn load_of_before_a_rollback_is_not_continued_behind_a_hub_and_the_next_one_is()
         let (mirrors, upstream) = leaf.parts();
         let history = mirrors.cluster_state.history();
         let join = async || {
-            let hub = mirrors.watch_hub(mirrors.at(0)?)?;
+            let fan_out = mirrors.fan_out(mirrors.at(0)?)?;
             let join = Join {
                 key: WATCHED.into(),
                 range_end: Bytes::new(),
                 first_revision: i64::MAX,
                 known_revision: 0,
             };
-            hub.join(&Arc::new(Signal::new(0)), None, vec![join]).await.ok()
+            fan_out
+                .join(&Arc::new(Signal::new(0)), None, vec![join])
+                .await
+                .ok()
         };
         let may_continue = async |readers: &[Reader]| {
             let deadline = Instant::now() + SETTLED;

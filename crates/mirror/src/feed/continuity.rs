@@ -29,7 +29,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::end::FeedEnd;
-use crate::history::Keys;
+use crate::lineage::Keys;
 use crate::load::LoadCause;
 use crate::view::{Anchor, Epoch, Mirror};
 use etcd_store::cache::{Change, ChangeKind, StoredEntry, Tree, Unpacker};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::end::FeedEnd;
 use super::member::Feeding;
 use super::opening::compare_history;
-use crate::history::{HistoryId, Position};
+use crate::lineage::{HistoryId, Position};
 use crate::load::LoadCause;
 use crate::set::MirrorSet;
 use crate::view::Mirror;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::end::FeedEnd;
-use crate::history::{Before, Position};
+use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::{Epoch, Mirror};
 use etcd_wire::etcdserverpb::ResponseHeader;

@@ -12,7 +12,7 @@ use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare
 use super::end::FeedEnd;
 use super::member::Feeding;
 use super::replaced;
-use crate::history::Before;
+use crate::lineage::Before;
 use crate::load::{LoadCause, LoadedBy};
 use crate::view::Anchor;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;

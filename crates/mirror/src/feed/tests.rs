@@ -4,7 +4,7 @@ use prost::Message as _;
 use tonic::codec::Codec as _;
 
 use super::*;
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::testing::{Bench, SOON};
 use etcd_wire::etcdserverpb::Event;
 

@@ -12,7 +12,7 @@ use http::HeaderMap;
 use tonic::Code;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::grpc::fields::PROBE;

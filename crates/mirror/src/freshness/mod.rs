@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::flags::MirrorConfig;
-use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
+use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::SpanContext;

@@ -9,7 +9,7 @@ use super::base::read_base;
 use super::frame::{END, ENTRIES, EVENTS, HEADER, sealed};
 use super::header::Header;
 use super::log::read_log;
-use crate::history::Fingerprint;
+use crate::lineage::Fingerprint;
 use etcd_store::cache::Packing;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::keyspace::scope::Scope;

@@ -4,7 +4,7 @@ use prost::Message as _;
 
 use super::frame::FrameError;
 use super::key::ImageKey;
-use crate::history::Fingerprint;
+use crate::lineage::Fingerprint;
 use etcd_store::keyspace::scope::Scope;
 
 /// Number of the format; files of another one are discarded.

@@ -14,7 +14,7 @@ use super::folder::ImageFiles;
 use super::header::Header;
 use super::images::{Continuation, Images};
 use super::log::LogWriter;
-use crate::history::{ClusterState, Fingerprint};
+use crate::lineage::{ClusterState, Fingerprint};
 use crate::view::{Epoch, LogRead, Mirror};
 use etcd_store::cache::Batch;
 use rangecache_base::panics::caught;

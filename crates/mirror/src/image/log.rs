@@ -12,7 +12,7 @@ use super::base::take_message;
 use super::frame::{EVENTS, FrameWriter, Frames, HEADER};
 use super::header::Header;
 use super::key::ImageKey;
-use crate::history::Fingerprint;
+use crate::lineage::Fingerprint;
 use etcd_store::cache::{Batch, Change, ChangeKind, Entry};
 use etcd_store::keyspace::scope::Scope;
 

@@ -13,8 +13,8 @@ use super::folder::open_to_read;
 use super::header::Header;
 use super::images::{Continuation, Images};
 use super::log::read_log;
-use crate::history::{Fingerprint, Position};
-use crate::load::{Load, LoadError, Previous, Source};
+use crate::lineage::{Fingerprint, Position};
+use crate::load::{AdoptedFrom, Load, LoadError, Previous};
 use crate::view::{Epoch, LoadedStore, Mirror, StaleEpoch};
 use etcd_store::cache::{HistoryLimits, Packing, Store};
 use etcd_store::keyspace::scope::Scope;
@@ -163,7 +163,7 @@ impl Restored {
             Ok(Some(true)) => Ok(Some(Proven::Continues(self))),
             Ok(Some(false)) => Ok(Some(Proven::Differs(Previous {
                 tree: self.loaded.tree().clone(),
-                source: Source::Image,
+                source: AdoptedFrom::Image,
                 cluster_id: Some(self.reached.cluster_id),
             }))),
             Ok(None) => {

@@ -16,7 +16,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span, is_unchanged};
 use super::error::LoadError;
-use super::loaded::{Adopted, Loaded, Previous, Source};
+use super::loaded::{Adopted, AdoptedFrom, Loaded, Previous};
 use super::pacing::PacedChannel;
 use super::read::{LoadReader, Sink, page};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
@@ -87,8 +87,8 @@ async fn adopt_once(
     *broken = Some(connection.url().clone());
     let (tree, source) = (&previous.tree, previous.source);
     let another_history = || match source {
-        Source::Memory => load.another_history(&before, pinned.revision),
-        Source::Neighbour | Source::Image => LoadError::Foreign,
+        AdoptedFrom::Memory => load.another_history(&before, pinned.revision),
+        AdoptedFrom::Neighbour | AdoptedFrom::Image => LoadError::Foreign,
     };
     if previous
         .cluster_id

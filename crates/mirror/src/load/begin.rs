@@ -8,7 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::error::LoadError;
 use super::pacing::LoadPacing;
-use crate::history::{Before, Position};
+use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
 use etcd_store::cache::{Packing, ResponseHeader};

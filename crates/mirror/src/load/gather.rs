@@ -10,7 +10,7 @@ use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::error::LoadError;
 use super::loaded::{Loaded, LoadedBy};
 use super::read::{LoadReader, Sink};
-use crate::history::Keys;
+use crate::lineage::Keys;
 use crate::residency::{cost, warn_of_left_out};
 use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;

@@ -26,14 +26,14 @@ pub(crate) struct Loaded {
 #[derive(Debug)]
 pub(crate) struct Previous {
     pub(crate) tree: Tree,
-    pub(crate) source: Source,
+    pub(crate) source: AdoptedFrom,
     /// Cluster of the keys; `None` for that of the mirror.
     pub(crate) cluster_id: Option<u64>,
 }
 
 /// Source of such keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum AdoptedFrom {
     /// The mirror had them before.
     Memory,
     /// A neighbour had them.
@@ -42,13 +42,13 @@ pub(crate) enum Source {
     Image,
 }
 
-impl Source {
+impl AdoptedFrom {
     /// Value of the label `source`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Source::Memory => "memory",
-            Source::Neighbour => "neighbour",
-            Source::Image => "image",
+            AdoptedFrom::Memory => "memory",
+            AdoptedFrom::Neighbour => "neighbour",
+            AdoptedFrom::Image => "image",
         }
     }
 }
@@ -56,7 +56,7 @@ impl Source {
 /// Part that a load did not have to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Adopted {
-    pub(crate) source: Source,
+    pub(crate) source: AdoptedFrom,
     /// Keys.
     pub(crate) keys: u64,
     /// Length of their entries, in bytes.

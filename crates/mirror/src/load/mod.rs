@@ -33,7 +33,7 @@ mod whole;
 pub(super) use begin::Load;
 pub(super) use cause::LoadCause;
 pub(super) use error::LoadError;
-pub(super) use loaded::{Adopted, Loaded, LoadedBy, Previous, Source};
+pub(super) use loaded::{Adopted, AdoptedFrom, Loaded, LoadedBy, Previous};
 pub(super) use pacing::LoadPacing;
 
 use adopt::adopt;
@@ -56,7 +56,7 @@ pub(super) async fn run(load: &Load<'_>, previous: &mut Option<Previous>) -> Res
     previous.take_if(|keys| keys.tree.is_empty());
     if let Some(keys) = previous {
         let mut adopted = adopt(load, keys).await;
-        if keys.source == Source::Neighbour
+        if keys.source == AdoptedFrom::Neighbour
             && let Ok(loaded) = &adopted
             && let Err(error) = compare_whole(load, loaded).await
         {
@@ -64,7 +64,7 @@ pub(super) async fn run(load: &Load<'_>, previous: &mut Option<Previous>) -> Res
         }
         match adopted {
             // A neighbour is no reason to try anything twice.
-            Err(error) if error.may_be_avoided() || keys.source == Source::Neighbour => {
+            Err(error) if error.may_be_avoided() || keys.source == AdoptedFrom::Neighbour => {
                 tracing::info!(mirror = load.mirror.name, %error, "loading everything instead of what has changed");
                 *previous = None;
             }

@@ -9,7 +9,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use super::begin::Load;
 use super::error::LoadError;
 use super::gather::{build, push_all};
-use super::loaded::{Previous, Source};
+use super::loaded::{AdoptedFrom, Previous};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
 use etcd_store::cache::TreeBuilder;
@@ -161,7 +161,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     Ok(Previous {
         cluster_id: Some(cluster_id.ok_or(NeighbourError::NotWhole)?),
         tree: build(builder).await?,
-        source: Source::Neighbour,
+        source: AdoptedFrom::Neighbour,
     })
 }
 

@@ -10,7 +10,7 @@ use tonic::Code;
 
 use super::begin::MAX_RESUMES;
 use super::*;
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::testing::{Bench, Then};
 use etcd_store::cache::Tree;
 use etcd_store::cache::testing::KeyValue;

@@ -9,7 +9,7 @@
 //! | `waiting` | readers that wait for a revision, and what they make the feed request |
 //! | `past` | past revisions |
 //! | `service` | changes by the task that loads and follows the mirror |
-//! | `log_read` | what the watch hub reads |
+//! | `log_read` | what the fan-out reads |
 
 pub(crate) mod log_read;
 mod past;
@@ -30,7 +30,7 @@ use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
 use super::hub_numbers::HubNumbers;
 use super::past_revisions::PastRevisions;
-use crate::history::{ClusterState, History, HistoryId, RecentEvents};
+use crate::lineage::{ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
 use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
@@ -104,7 +104,7 @@ struct Contents {
     ended: Option<EndedLoad>,
     /// Since when the mirror has had no feed because etcd has no leader.
     no_leader_since: Option<Instant>,
-    /// Lowest revision at which a feed has resumed since the watch hub looked last.
+    /// Lowest revision at which a feed has resumed since the fan-out looked last.
     resumed_at: Option<i64>,
 }
 

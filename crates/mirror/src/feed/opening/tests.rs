@@ -1,7 +1,7 @@
 //! Openings of feeds of a scripted etcd.
 
 use super::*;
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::testing::{Bench, Etcd};
 use etcd_store::cache::Change;
 

@@ -34,7 +34,7 @@ async fn follow_until(
         Ok(feed) => feed,
         Err(end) => return Some(end),
     };
-    bench.mirror().want(crate::history::HistoryId::FIRST, revision);
+    bench.mirror().want(crate::lineage::HistoryId::FIRST, revision);
     let reached = async {
         while bench.mirror().revision() != Ok(revision) {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;

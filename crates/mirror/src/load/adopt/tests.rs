@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::*;
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::testing::{Bench, Etcd};
 
 /// Keys with their values.
@@ -33,7 +33,7 @@ fn values_read(etcd: &Etcd, skipped: usize) -> Vec<String> {
 fn of_memory(tree: Tree) -> Option<Previous> {
     Some(Previous {
         tree,
-        source: Source::Memory,
+        source: AdoptedFrom::Memory,
         cluster_id: None,
     })
 }
@@ -77,7 +77,7 @@ async fn only_what_is_new_or_changed_is_read() {
         let adopted = loaded.adopted.unwrap();
         let kept = previous.unwrap().tree.get(b"a").unwrap().encoded_len() as u64;
         let expected = Adopted {
-            source: Source::Memory,
+            source: AdoptedFrom::Memory,
             keys: 1,
             bytes: kept,
         };
@@ -182,7 +182,7 @@ async fn keys_of_a_neighbour_that_are_not_of_etcds_history_are_read_from_etcd_an
     for change in foreign {
         let (bench, mut previous) = changed().await;
         let neighbours = previous.as_mut().unwrap();
-        (neighbours.source, neighbours.cluster_id) = (Source::Neighbour, Some(7));
+        (neighbours.source, neighbours.cluster_id) = (AdoptedFrom::Neighbour, Some(7));
         change(&mut bench.etcd.lock(), neighbours);
         let loaded = bench.load_after(&mut previous).await.unwrap();
         assert_eq!((loaded.tree.len(), loaded.adopted), (3, None));
@@ -190,9 +190,9 @@ async fn keys_of_a_neighbour_that_are_not_of_etcds_history_are_read_from_etcd_an
     }
     let (bench, mut previous) = changed().await;
     let neighbours = previous.as_mut().unwrap();
-    (neighbours.source, neighbours.cluster_id) = (Source::Neighbour, Some(7));
+    (neighbours.source, neighbours.cluster_id) = (AdoptedFrom::Neighbour, Some(7));
     let loaded = bench.load_after(&mut previous).await.unwrap();
-    assert_eq!(loaded.adopted.unwrap().source, Source::Neighbour);
+    assert_eq!(loaded.adopted.unwrap().source, AdoptedFrom::Neighbour);
 }
 
 /// Two etcds that continue copies of one data folder: the keys have the same revisions, and the newest the same values.
@@ -207,7 +207,7 @@ async fn value_of_a_neighbour_below_the_newest_is_compared_before_it_is_used() {
             let tree = bench.load().await.unwrap().tree;
             let mut previous = Some(Previous {
                 tree,
-                source: Source::Neighbour,
+                source: AdoptedFrom::Neighbour,
                 cluster_id: Some(7),
             });
             bench.etcd.lock().has_range_stream = has_range_stream;

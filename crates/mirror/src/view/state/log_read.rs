@@ -1,10 +1,10 @@
-//! Log reads of the watch hub: new batches of a mirror's log, and whether the contents are still the same.
+//! Log reads of the fan-out: new batches of a mirror's log, and whether the contents are still the same.
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Contents, Mirror};
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Batch, Missed};
 use rangecache_base::telemetry::Reason;
@@ -24,7 +24,7 @@ pub(crate) struct LogRead {
     pub(crate) batches: Vec<Batch>,
 }
 
-/// State of a mirror as its watch hub sees it.
+/// State of a mirror as its fan-out sees it.
 #[derive(Debug)]
 pub(crate) struct Observed {
     /// `None` while nothing is loaded.

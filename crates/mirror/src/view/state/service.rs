@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
 use super::{Anchor, Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Repacked, Tree};
 use etcd_store::keyspace::figure_prefix;

@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::history::Verdict;
+use crate::lineage::Verdict;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot};
 use rangecache_base::telemetry::Telemetry;

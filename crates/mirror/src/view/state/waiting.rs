@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Epoch, Mirror, View};
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use rangecache_base::telemetry::Reason;
 
 /// A reader that has waited this long in vain shows that the mirror lags. One with a shorter deadline shows nothing.

@@ -10,8 +10,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::tests::{Bench, join};
-use super::{Join, Reader, Signal, Taken, WatchHub};
-use crate::history::HistoryId;
+use super::{FanOut, Join, Reader, Signal, Taken};
+use crate::lineage::HistoryId;
 use etcd_store::cache::HistoryLimits;
 
 /// Revisions that are written, after the load at revision 10.
@@ -51,7 +51,7 @@ fn expected(join: &Join, after: i64, through: i64) -> Vec<(i64, String)> {
 
 /// Takes until the reader is at `until`, at least; compares with what was written, and returns the position.
 async fn read(
-    hub: &WatchHub,
+    fan_out: &FanOut,
     random: &mut StdRng,
     signal: &Arc<Signal>,
     reader: &mut Reader,
@@ -66,7 +66,7 @@ async fn read(
             signal.look(context, |_| match reader.take(max_events, 1 << 20) {
                 Taken::Nothing { reached } if reached <= through => {
                     // Only events wake a stream by themselves.
-                    hub.signal_at(through + 1, signal);
+                    fan_out.signal_at(through + 1, signal);
                     if reader.reached() > through {
                         signal.set();
                     }
@@ -109,14 +109,14 @@ async fn stream(bench: Arc<Bench>, seed: u64) {
         let mut join = join(key, range_end, first_revision);
         let signal = Arc::new(Signal::default());
         let joined = bench
-            .hub
+            .fan_out
             .join(&signal, Some(HistoryId::FIRST), vec![join.clone()])
             .await;
         let mut reader = joined.unwrap().pop().unwrap();
         let until = LAST.min(first_revision + random.random_range(0..REVISIONS / 3));
         let is_slow = random.random_bool(0.3);
         let through = read(
-            &bench.hub,
+            &bench.fan_out,
             &mut random,
             &signal,
             &mut reader,

@@ -5,7 +5,7 @@ use std::task::Context;
 
 use futures_util::task::AtomicWaker;
 
-/// Wakes one stream, which may have readers of several hubs.
+/// Wakes one stream, which may have readers of several fan-outs.
 #[derive(Debug, Default)]
 pub struct Signal {
     waker: AtomicWaker,

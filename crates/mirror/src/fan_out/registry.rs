@@ -1,4 +1,4 @@
-//! Topics by interval, and the watchers of each. Owned by the hub's task.
+//! Topics by interval, and the watchers of each. Owned by the fan-out's task.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::collector::EventCollector;
-use super::hub::{Held, HubBounds};
+use super::handle::{FanOutBounds, Held};
 use super::reader::HubWatcher;
 use super::topic::{Pick, Topic};
 use etcd_store::cache::{Batch, MissedEvent};
@@ -26,7 +26,7 @@ const YIELD_AFTER_EVENTS: usize = 1000;
 const WAKE_BATCH: usize = 64;
 /// Watchers after which other tasks run before the next connection's watchers are woken.
 const WAKE_BATCH_OF_CONNECTIONS: usize = 32;
-/// Watchers for which the hub lets others run once. In that time a busy worker runs some sixty tasks: those of the
+/// Watchers for which the fan-out lets others run once. In that time a busy worker runs some sixty tasks: those of the
 /// streams and of their connections. Were more woken than run, a worker's own queue, which has 256 places, would
 /// overflow into the queue of all workers, of which it takes one task in sixty: calls that are moved there wait for
 /// hundreds of milliseconds.
@@ -43,7 +43,7 @@ struct TopicSlot {
     unused_since: Option<Instant>,
 }
 
-/// All topics of a hub.
+/// All topics of a fan-out.
 #[derive(Debug)]
 pub(super) struct Registry {
     collector: EventCollector,
@@ -198,7 +198,7 @@ impl Registry {
 
     /// Whether so much was added since the last sweep that one is due: watchers that are gone, and their topics, are found by
     /// sweeps alone.
-    pub(super) fn has_grown(&self, bounds: HubBounds) -> bool {
+    pub(super) fn has_grown(&self, bounds: FanOutBounds) -> bool {
         self.grown_bytes > bounds.max_unused_bytes.max(MIN_GROWN_BYTES)
     }
 
@@ -209,7 +209,7 @@ impl Registry {
         revision: i64,
         reached: i64,
         now: Instant,
-        bounds: HubBounds,
+        bounds: FanOutBounds,
     ) -> Held {
         let mut held = Held::default();
         let mut lists_bytes = 0;
@@ -367,11 +367,11 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use crate::history::HistoryId;
-    use crate::watch_hub::generation::Generation;
-    use crate::watch_hub::reader::Reader;
-    use crate::watch_hub::signal::Signal;
-    use crate::watch_hub::tests::join;
+    use crate::fan_out::generation::Generation;
+    use crate::fan_out::reader::Reader;
+    use crate::fan_out::signal::Signal;
+    use crate::fan_out::tests::join;
+    use crate::lineage::HistoryId;
 
     const STREAMS: usize = 5_000;
     /// Streams that may run while a call waits for its turn.
@@ -436,8 +436,8 @@ mod tests {
         reader
     }
 
-    fn kept(max_unused_bytes: u64) -> HubBounds {
-        HubBounds {
+    fn kept(max_unused_bytes: u64) -> FanOutBounds {
+        FanOutBounds {
             max_unused_bytes,
             max_list_bytes: u64::MAX,
         }

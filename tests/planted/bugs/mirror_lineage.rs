@@ -90,7 +90,7 @@ let (revision, leader_id) = (identity.revision, identity.leader_id);
         }],
     },
     Bug {
-        name: "108-believe-a-write-at-a-known-revision",
+        name: "108-accept-a-write-at-a-known-revision",
         what: "a write that got a revision which was known before proves no other history",
         test: "--lib write_at_a_revision_that_was_known_before_replaces_the_history",
         shows: "panicked",

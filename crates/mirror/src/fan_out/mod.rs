@@ -1,17 +1,17 @@
-//! Watch hub: the events of one mirror for all watchers that are served from memory.
+//! Fan-out: the events of one mirror for all watchers that are served from memory.
 //!
 //! ```text
-//! feed ─ apply → log of batches ─ changed → hub (a task) ─ signal → streams, which take events from their readers
+//! feed ─ apply → log of batches ─ changed → fan-out (a task) ─ signal → streams, which take events from their readers
 //! ```
 //!
-//! The hub looks up the key of each event once, in the intervals of all watchers, and adds the event to the topics
+//! The fan-out looks up the key of each event once, in the intervals of all watchers, and adds the event to the topics
 //! found. A topic is the part of the log that belongs to one interval, shared by every watcher of that interval. A
 //! [`Reader`] is the position of one watcher in its topic. Streams take events when their client has room: there is no
 //! queue per watcher, and a slow watcher delays no other (W13).
 //!
 //! | file | subject |
 //! |---|---|
-//! | `hub` | the handle: what streams call |
+//! | `handle` | the handle: what streams call |
 //! | `task` | the task that follows the mirror |
 //! | `backlog` | events from the log for watchers that join in the past |
 //! | `collector` | which events of a batch belong to which intervals |
@@ -24,7 +24,7 @@
 mod backlog;
 mod collector;
 mod generation;
-mod hub;
+mod handle;
 mod join;
 mod reader;
 mod registry;
@@ -32,7 +32,7 @@ mod signal;
 mod task;
 mod topic;
 
-pub use hub::{Held, HubBounds, JoinRefused, WatchHub};
+pub use handle::{FanOut, FanOutBounds, Held, JoinRefused};
 pub use join::Join;
 pub use reader::{Picked, Reader, Taken};
 pub use signal::Signal;

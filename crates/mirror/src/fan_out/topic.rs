@@ -112,7 +112,7 @@ fn event_bytes(event: &Change) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BehindTopic;
 
-/// The events of one interval. The hub adds to it, readers take from it.
+/// The events of one interval. The fan-out adds to it, readers take from it.
 #[derive(Debug)]
 pub(super) struct Topic {
     /// Revision of the newest event; 0 without any.
@@ -229,7 +229,7 @@ impl Topic {
         let mut taken: Vec<Pick> = Vec::new();
         {
             let picks = self.picks.lock();
-            // The hub reaches whole batches only.
+            // The fan-out reaches whole batches only.
             for pick in picks
                 .after(through)?
                 .take_while(|pick| pick.last_revision <= reached)
@@ -242,7 +242,7 @@ impl Topic {
                 taken.push(pick.clone());
             }
         }
-        // The events are looked at without the lock: the hub needs it for every batch.
+        // The events are looked at without the lock: the fan-out needs it for every batch.
         if let Some(first) = taken.first_mut()
             && let Some(after) = first.after(through)
         {
@@ -280,7 +280,7 @@ pub(super) mod tests {
     const ALL: (usize, u64) = (usize::MAX, u64::MAX);
 
     /// A pick of every event of a batch with one event for each of `revisions`.
-    pub(in crate::watch_hub) fn pick(revisions: &[i64]) -> Pick {
+    pub(in crate::fan_out) fn pick(revisions: &[i64]) -> Pick {
         let puts = revisions.iter().zip(["a", "b", "c"]);
         let changes = puts.map(|(revision, key)| Change::put(KeyValue::new(key, *revision, "v").entry()));
         let mut store = Store::new(Tree::default(), 1, HistoryLimits::default(), Duration::ZERO);

@@ -101,7 +101,7 @@ impl Position {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{ClusterState, Verdict};
+    use crate::lineage::{ClusterState, Verdict};
 
     const CLUSTER: u64 = 7;
 

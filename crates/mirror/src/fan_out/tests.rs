@@ -1,4 +1,4 @@
-//! A hub on a mirror without etcd: joins, wake-ups, trimming, and how watchers end.
+//! A fan-out on a mirror without etcd: joins, wake-ups, trimming, and how watchers end.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::*;
-use crate::history::{ClusterState, HistoryId};
+use crate::lineage::{ClusterState, HistoryId};
 use crate::view::{Mirror, ReaderEnd};
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
@@ -21,10 +21,10 @@ use rangecache_base::telemetry::{Reason, Telemetry};
 /// Bound on what must happen.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A mirror, loaded at revision 10 without keys, and its hub.
+/// A mirror, loaded at revision 10 without keys, and its fan-out.
 pub(super) struct Bench {
     pub(super) mirror: Arc<Mirror>,
-    pub(super) hub: Arc<WatchHub>,
+    pub(super) fan_out: Arc<FanOut>,
     pub(super) cluster_state: Arc<ClusterState>,
     task: JoinHandle<()>,
 }
@@ -38,16 +38,16 @@ impl Bench {
             &Telemetry::default(),
         );
         let mirror = Arc::new(mirror);
-        let hub = Arc::<WatchHub>::default();
-        hub.set_bounds(HubBounds {
+        let fan_out = Arc::<FanOut>::default();
+        fan_out.set_bounds(FanOutBounds {
             max_unused_bytes: 1 << 20,
             max_list_bytes: 16 << 20,
         });
-        let (of_task, followed) = (Arc::clone(&hub), Arc::clone(&mirror));
+        let (of_task, followed) = (Arc::clone(&fan_out), Arc::clone(&mirror));
         let task = tokio::spawn(async move { follow(&followed, &of_task).await });
         let bench = Bench {
             mirror,
-            hub,
+            fan_out,
             cluster_state,
             task,
         };
@@ -78,7 +78,7 @@ impl Bench {
 
     async fn join_as(&self, join: Join) -> Result<Watch, JoinRefused> {
         let signal = Arc::new(Signal::default());
-        let readers = self.hub.join(&signal, None, vec![join]).await?;
+        let readers = self.fan_out.join(&signal, None, vec![join]).await?;
         let reader = readers.into_iter().next().unwrap();
         Ok(Watch { signal, reader })
     }
@@ -111,7 +111,7 @@ impl Watch {
         let Watch { signal, reader } = self;
         let looking =
             poll_fn(|context| signal.look(context, |_| look(reader).map_or(Poll::Pending, Poll::Ready)));
-        // Without the clock's help: a hub that has to be swept to wake its watchers is broken. The clock first, because
+        // Without the clock's help: a fan-out that has to be swept to wake its watchers is broken. The clock first, because
         // its wake-up would make the stream look again.
         tokio::select! {
             biased;
@@ -236,9 +236,9 @@ async fn revision_is_not_reached_before_all_of_its_events_are_there() {
     };
     assert!(
         picked.last_revision() <= watch.reader.reached(),
-        "events ahead of the hub"
+        "events ahead of the fan-out"
     );
-    assert!(polls > 3, "the hub lets other tasks run: {polls}");
+    assert!(polls > 3, "the fan-out lets other tasks run: {polls}");
     assert_eq!((picked.events(), watch.reader.covered()), (5001, 12));
 }
 
@@ -292,17 +292,17 @@ async fn join_is_refused_as_a_whole() {
     let bench = Bench::new(HistoryLimits::default());
     let signal = Arc::new(Signal::default());
     let both = |first| vec![join("a", "", 11), join("b", "", first)];
-    let refused = bench.hub.join(&signal, None, both(10)).await.unwrap_err();
+    let refused = bench.fan_out.join(&signal, None, both(10)).await.unwrap_err();
     assert_eq!(refused, JoinRefused::Trimmed, "the load is not an event");
     let refused = bench
-        .hub
+        .fan_out
         .join(&signal, Some(HistoryId::of(1)), both(11))
         .await
         .unwrap_err();
     assert_eq!(refused, JoinRefused::Replaced);
     assert_eq!(
         bench
-            .hub
+            .fan_out
             .join(&signal, Some(HistoryId::of(0)), both(11))
             .await
             .unwrap()
@@ -310,7 +310,7 @@ async fn join_is_refused_as_a_whole() {
         2
     );
     bench.mirror.lose_feed(bench.mirror.epoch(), false).unwrap();
-    let refused = bench.hub.join(&signal, None, both(11)).await.unwrap_err();
+    let refused = bench.fan_out.join(&signal, None, both(11)).await.unwrap_err();
     assert_eq!(refused, JoinRefused::OutOfService(Reason::FeedLost));
 }
 
@@ -339,7 +339,7 @@ async fn slow_watcher_ends_when_the_log_is_trimmed_past_it_and_others_do_not() {
     assert_eq!(quiet.events(1).await, [event("b", 40)]);
 }
 
-/// The log is too short for a hub that had no time in between.
+/// The log is too short for a fan-out that had no time in between.
 #[tokio::test(start_paused = true)]
 async fn events_that_the_hub_missed_end_the_watchers_that_need_them_and_no_others() {
     let limits = HistoryLimits {
@@ -361,7 +361,7 @@ async fn events_that_the_hub_missed_end_the_watchers_that_need_them_and_no_other
         missing.reader.take(1, 1),
         Taken::Nothing { reached: 11 }
     ));
-    // The hub does not run meanwhile.
+    // The fan-out does not run meanwhile.
     bench.put(&["a/1"], 12);
     bench.put(&["b"], 13);
     for revision in 14..1000 {
@@ -403,7 +403,7 @@ async fn too_many_missed_events_end_every_watcher() {
 async fn lists_of_events_stay_within_their_bound_and_are_built_again_for_those_that_join() {
     let bench = Bench::new(HistoryLimits::default());
     let max_list_bytes = 2000;
-    bench.hub.set_bounds(HubBounds {
+    bench.fan_out.set_bounds(FanOutBounds {
         max_unused_bytes: 0,
         max_list_bytes,
     });
@@ -414,7 +414,7 @@ async fn lists_of_events_stay_within_their_bound_and_are_built_again_for_those_t
         assert_eq!(taking.events(1).await, [event("a", revision)]);
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let held = bench.hub.held().bytes;
+    let held = bench.fan_out.held().bytes;
     assert!(held <= max_list_bytes + 100, "{held}");
     assert_eq!(
         slow.end().await,
@@ -607,7 +607,7 @@ async fn unread_events_of_a_dropped_mirror_are_kept_for_seconds() {
     );
 }
 
-/// W13: the feed and the readers of the mirror do no work for watchers; the hub does it later, in its own task.
+/// W13: the feed and the readers of the mirror do no work for watchers; the fan-out does it later, in its own task.
 #[tokio::test(start_paused = true)]
 async fn event_is_applied_without_touching_a_watcher() {
     let bench = Bench::new(HistoryLimits::default());
@@ -634,7 +634,7 @@ async fn event_is_applied_without_touching_a_watcher() {
 async fn signal_is_set_at_a_revision_without_an_event() {
     let bench = Bench::new(HistoryLimits::default());
     let mut watch = bench.join("a", "", 11).await.unwrap();
-    bench.hub.signal_at(15, &watch.signal);
+    bench.fan_out.signal_at(15, &watch.signal);
     bench.mirror.advance(bench.mirror.epoch(), 14).unwrap();
     tokio::time::sleep(Duration::from_millis(1)).await;
     bench.mirror.advance(bench.mirror.epoch(), 15).unwrap();
@@ -652,18 +652,18 @@ async fn gone_watchers_and_unused_topics_are_dropped() {
         watchers.push(bench.join(&format!("k{number:03}"), "", 11).await.unwrap());
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(bench.hub.held().watchers, 300);
+    assert_eq!(bench.fan_out.held().watchers, 300);
     watchers.truncate(5);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert_eq!(bench.hub.held().watchers, 5);
+    assert_eq!(bench.fan_out.held().watchers, 5);
     assert_eq!(
-        bench.hub.held().topics,
+        bench.fan_out.held().topics,
         300,
         "kept for clients that connect again"
     );
     tokio::time::sleep(Duration::from_secs(70)).await;
-    assert_eq!(bench.hub.held().topics, 5);
+    assert_eq!(bench.fan_out.held().topics, 5);
     watchers.clear();
     tokio::time::sleep(Duration::from_secs(70)).await;
-    assert_eq!(bench.hub.held(), Held::default());
+    assert_eq!(bench.fan_out.held(), Held::default());
 }

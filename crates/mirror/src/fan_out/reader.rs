@@ -7,15 +7,15 @@ use super::generation::Generation;
 use super::join::Join;
 use super::signal::Signal;
 use super::topic::{Pick, Topic};
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::Change;
 
-/// Watcher as the hub sees it.
+/// Watcher as the fan-out sees it.
 #[derive(Debug)]
 pub(super) struct HubWatcher {
     pub(super) signal: Arc<Signal>,
-    /// Set when its reader is dropped; the hub removes it later, so that a mass disconnect costs nothing at once.
+    /// Set when its reader is dropped; the fan-out removes it later, so that a mass disconnect costs nothing at once.
     pub(super) is_gone: AtomicBool,
     /// Revision up to which its events were taken.
     pub(super) through: AtomicI64,
@@ -60,7 +60,7 @@ pub enum Taken {
     /// No event at the moment: every event of the watcher up to `reached` was taken, or there was none (W5). Lower than
     /// the watcher's first revision if that is in the future.
     Nothing {
-        /// Revision that the hub has reached.
+        /// Revision that the fan-out has reached.
         reached: i64,
     },
     /// The caller has refused the events; they are taken later.
@@ -204,7 +204,7 @@ impl Reader {
         }
     }
 
-    /// Revision up to which the hub has added every event.
+    /// Revision up to which the fan-out has added every event.
     #[must_use]
     pub fn reached(&self) -> i64 {
         self.generation.reached()
@@ -253,8 +253,8 @@ impl Drop for Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::watch_hub::tests::join;
-    use crate::watch_hub::topic::tests::pick;
+    use crate::fan_out::tests::join;
+    use crate::fan_out::topic::tests::pick;
     use rangecache_base::telemetry::Reason;
 
     /// A generation that has reached revision 5, with events at 2, 2, 3 and 5, and a reader of those from

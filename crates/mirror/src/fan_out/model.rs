@@ -129,7 +129,7 @@ impl HubWatcher {
                     let whole = got.partition_point(|event| event.revision < up_to);
                     assert!(whole <= max_events, "more revisions than asked for");
                     assert!(!got.is_empty() && up_to <= last && up_to > self.progress);
-                    assert!(up_to <= self.reader.reached(), "events ahead of the hub");
+                    assert!(up_to <= self.reader.reached(), "events ahead of the fan-out");
                     self.through = up_to;
                 }
                 Taken::Refused => panic!("nothing was refused"),
@@ -150,7 +150,7 @@ impl HubWatcher {
 
     fn is_due(&self, model: &Model, ended: ReaderEnd) -> bool {
         match ended {
-            // Its own events were trimmed, or those that the hub had no time for.
+            // Its own events were trimmed, or those that the fan-out had no time for.
             ReaderEnd::Trimmed => {
                 let missing = model.expected(&self.join, self.through, i64::MAX);
                 !missing.is_empty() || self.reader.reached() < model.visible
@@ -368,7 +368,7 @@ impl Run {
             .map(|at| join(INTERVALS[*at].0, INTERVALS[*at].1, first))
             .collect();
         let oldest = self.bench.mirror.oldest_revision().unwrap();
-        match self.bench.hub.join(&stream.signal, None, joins.clone()).await {
+        match self.bench.fan_out.join(&stream.signal, None, joins.clone()).await {
             Ok(readers) => {
                 let watchers = joins.into_iter().zip(readers).map(|(join, reader)| HubWatcher {
                     through: join.first_revision - 1,
@@ -413,7 +413,7 @@ impl Run {
             }
             Op::Reload(cause, by) => {
                 self.reload(cause, by);
-                // A load takes longer than the hub.
+                // A load takes longer than the fan-out.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             Op::Join(stream, intervals, from) => self.join(stream, &intervals, from).await,
@@ -444,7 +444,7 @@ impl Run {
             let counts = self.streams.iter().map(|stream| &stream.polls);
             counts.map(|polls| polls.load(Ordering::Relaxed)).sum::<usize>()
         };
-        // Less than a sweep of the hub.
+        // Less than a sweep of the fan-out.
         tokio::time::sleep(Duration::from_millis(400)).await;
         let model = self.model.lock();
         for stream in &self.streams {

@@ -4,10 +4,10 @@ use super::{Bug, Change};
 
 pub(super) const BUGS: &[Bug] = &[
     Bug {
-        name: "18-events-ahead-of-the-hub",
-        what: "a watcher takes events that the hub has added before it has reached their revision",
-        test: "--lib watch_hub::tests::revision_is_not_reached",
-        shows: "events ahead of the hub",
+        name: "18-events-ahead-of-the-fan-out",
+        what: "a watcher takes events that the fan-out has added before it has reached their revision",
+        test: "--lib fan_out::tests::revision_is_not_reached",
+        shows: "events ahead of the fan-out",
         changes: &[Change {
             item: "Topic::take",
             find: ".take_while(|pick| pick.last_revision <= reached)",
@@ -17,7 +17,7 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "19-clear-the-signal-after-the-look",
         what: "a stream clears its signal after it has looked at its readers",
-        test: "--lib watch_hub::tests::signal_during_a_look",
+        test: "--lib fan_out::tests::signal_during_a_look",
         shows: "a lost wake-up",
         changes: &[Change {
             item: "Signal::look",
@@ -34,9 +34,9 @@ looked
         }],
     },
     Bug {
-        name: "20-wake-before-the-hub-has-reached",
-        what: "streams are woken before the hub has reached what they are woken for",
-        test: "--lib watch_hub::tests::every_stream_of_many",
+        name: "20-wake-before-the-fan-out-has-reached",
+        what: "streams are woken before the fan-out has reached what they are woken for",
+        test: "--lib fan_out::tests::every_stream_of_many",
         shows: "a lost wake-up",
         changes: &[Change {
             item: "HubTask::add",
@@ -107,18 +107,18 @@ if !admit(&picked) {
         shows: "defects of watches",
         changes: &[Change {
             item: "Topic::take",
-            find: "// The events are looked at without the lock: the hub needs it for every batch.",
+            find: "// The events are looked at without the lock: the fan-out needs it for every batch.",
             replace: "
 if taken.len() > 3 {
     taken.remove(1);
 }
-// The events are looked at without the lock: the hub needs it for every batch.
+// The events are looked at without the lock: the fan-out needs it for every batch.
 ",
         }],
     },
     Bug {
         name: "46-continue-behind-missed-events",
-        what: "a watcher continues behind events that the log no longer had for the hub",
+        what: "a watcher continues behind events that the log no longer had for the fan-out",
         test: "--lib events_that_the_hub_missed_end_the_watchers_that_need_them",
         shows: "a lost wake-up|assertion",
         changes: &[Change {
@@ -132,7 +132,7 @@ if let Some(slot) = slots.get(number as usize).and_then(Option::as_ref) {
     },
     Bug {
         name: "49-wake-faster-than-streams-run",
-        what: "the hub wakes streams faster than they run",
+        what: "the fan-out wakes streams faster than they run",
         test: "--lib call_gets_its_turns_while_thousands_of_streams_are_woken",
         shows: "streams ran between two turns",
         changes: &[
@@ -188,7 +188,7 @@ for _ in 0..*woken / WOKEN_PER_YIELD {
     Bug {
         name: "173-put-an-event-before-itself",
         what: "events that are trimmed in part are put before themselves once more",
-        test: "--lib watch_hub::topic::tests::events_that_are_trimmed_in_part_stay_whole_and_come_once",
+        test: "--lib fan_out::topic::tests::events_that_are_trimmed_in_part_stay_whole_and_come_once",
         shows: "a watcher that joins needs those before",
         changes: &[Change {
             item: "Topic::trim_through",

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use crate::view::ReaderEnd;
 
 /// Load of the mirror, as changed by the feed since.

@@ -1,4 +1,4 @@
-//! The task of a hub: follows the log of its mirror, admits watchers, and ends them with the mirror's contents.
+//! The task of a fan-out: follows the log of its mirror, admits watchers, and ends them with the mirror's contents.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::backlog::{BATCHES_AT_ONCE, Backlog};
 use super::generation::Generation;
-use super::hub::{Held, JoinRefused, JoinRequest, WatchHub};
+use super::handle::{FanOut, Held, JoinRefused, JoinRequest};
 use super::reader::Reader;
 use super::registry::Registry;
 use super::topic::Topic;
@@ -25,11 +25,11 @@ const ENDED_KEPT: Duration = Duration::from_secs(10);
 /// Time without a leader after which watches with `hasleader` end: etcd's is three election timeouts.
 const WITHOUT_LEADER: Duration = Duration::from_secs(3);
 
-/// Follows `mirror` for `hub` until dropped. A panic ends the watchers.
-pub(crate) async fn follow(mirror: &Mirror, hub: &WatchHub) {
+/// Follows `mirror` for `fan_out` until dropped. A panic ends the watchers.
+pub(crate) async fn follow(mirror: &Mirror, fan_out: &FanOut) {
     let mut task = HubTask {
         mirror,
-        hub,
+        fan_out,
         registry: Registry::new(),
         generation: None,
         ended: Vec::new(),
@@ -40,7 +40,7 @@ pub(crate) async fn follow(mirror: &Mirror, hub: &WatchHub) {
     while caught(task.run()).await.is_err() {
         tracing::warn!(
             mirror = mirror.name,
-            "a watch hub panicked and is restarted; its watches continue at etcd"
+            "the fan-out of a mirror's events panicked and is restarted; its watches continue at etcd"
         );
         task.end(ReaderEnd::Dropped(Reason::Panicked)).await;
         tokio::time::sleep(SWEEP_INTERVAL).await;
@@ -49,7 +49,7 @@ pub(crate) async fn follow(mirror: &Mirror, hub: &WatchHub) {
 
 struct HubTask<'a> {
     mirror: &'a Mirror,
-    hub: &'a WatchHub,
+    fan_out: &'a FanOut,
     registry: Registry,
     /// The load of the mirror that the topics belong to; `None` without topics.
     generation: Option<Arc<Generation>>,
@@ -71,7 +71,7 @@ impl HubTask<'_> {
                 tokio::task::yield_now().await;
             } else {
                 tokio::select! {
-                    () = self.hub.called.notified() => {}
+                    () = self.fan_out.called.notified() => {}
                     _ = changes.changed(), if has_topics => {}
                     () = tokio::time::sleep_until(self.next_sweep), if has_topics => {}
                 }
@@ -86,14 +86,14 @@ impl HubTask<'_> {
         let taken = self.generation.as_ref().map(|known| known.reached());
         let (observed, missed) = self.mirror.follow(taken, BATCHES_AT_ONCE);
         self.end_if_dropped(&observed).await;
-        if self.hub.is_closed() && self.generation.is_some() {
+        if self.fan_out.is_closed() && self.generation.is_some() {
             self.end(ReaderEnd::Dropped(Reason::ForwardAll)).await;
         }
         if let Some(revision) = observed.resumed_at {
             self.registry.cut_ahead_of(revision);
         }
         if let (Some(generation), Some(log)) = (self.generation.clone(), &observed.log) {
-            // The log may be too short for a hub that had no time in between.
+            // The log may be too short for a fan-out that had no time in between.
             let is_complete = log.complete_after <= generation.reached();
             match missed.as_ref().and_then(Missed::events) {
                 _ if is_complete => self.add(&generation, log).await,
@@ -107,7 +107,7 @@ impl HubTask<'_> {
         self.admit().await;
         self.signal_reached();
         self.note_feed(&observed).await;
-        if self.next_sweep <= Instant::now() || self.registry.has_grown(self.hub.bounds()) {
+        if self.next_sweep <= Instant::now() || self.registry.has_grown(self.fan_out.bounds()) {
             self.sweep(&observed).await;
             self.next_sweep = Instant::now() + SWEEP_INTERVAL;
         }
@@ -138,7 +138,7 @@ impl HubTask<'_> {
         }
         self.registry.wake_all().await;
         self.ended.push((Instant::now(), self.registry.end()));
-        *self.hub.held.lock() = Held::default();
+        *self.fan_out.held.lock() = Held::default();
         self.is_behind = false;
     }
 
@@ -158,7 +158,7 @@ impl HubTask<'_> {
 
     /// Answers the waiting joins.
     async fn admit(&mut self) {
-        let requests = std::mem::take(&mut *self.hub.joins.lock());
+        let requests = std::mem::take(&mut *self.fan_out.joins.lock());
         if requests.is_empty() {
             return;
         }
@@ -196,7 +196,7 @@ impl HubTask<'_> {
                 admitted.push((request, topics));
             }
         }
-        let max_bytes = self.hub.bounds().max_list_bytes;
+        let max_bytes = self.fan_out.bounds().max_list_bytes;
         let grown = backlog.complete(self.mirror, generation.number, max_bytes).await;
         self.registry.note_grown(grown);
         for (request, topics) in admitted {
@@ -206,7 +206,7 @@ impl HubTask<'_> {
 
     /// The generation that watchers can join, and the revision after which its log is complete.
     fn joinable(&mut self) -> Result<(Arc<Generation>, i64), JoinRefused> {
-        if self.hub.is_closed() {
+        if self.fan_out.is_closed() {
             return Err(JoinRefused::OutOfService(Reason::ForwardAll));
         }
         let observed = if self.registry.is_empty() {
@@ -260,7 +260,7 @@ impl HubTask<'_> {
     /// Signals the streams that wait for a revision that was reached.
     fn signal_reached(&self) {
         let reached = self.generation.as_ref().map_or(i64::MAX, |known| known.reached());
-        self.hub.waiting.lock().retain(|(revision, signal)| {
+        self.fan_out.waiting.lock().retain(|(revision, signal)| {
             let is_reached = *revision <= reached;
             if is_reached {
                 signal.set();
@@ -300,7 +300,7 @@ impl HubTask<'_> {
     }
 
     async fn sweep(&mut self, observed: &Observed) {
-        for (_, signal) in self.hub.waiting.lock().drain(..) {
+        for (_, signal) in self.fan_out.waiting.lock().drain(..) {
             signal.set();
         }
         let now = Instant::now();
@@ -321,9 +321,9 @@ impl HubTask<'_> {
         let complete_after = observed.log.as_ref().map_or(0, |log| log.complete_after);
         let held = self
             .registry
-            .sweep(complete_after, generation.reached(), now, self.hub.bounds())
+            .sweep(complete_after, generation.reached(), now, self.fan_out.bounds())
             .await;
-        *self.hub.held.lock() = held;
+        *self.fan_out.held.lock() = held;
         if self.registry.is_empty() {
             self.generation = None;
             // From now on the log need not remember what it drops.

@@ -1,8 +1,8 @@
-//! Request of a watcher to join a hub.
+//! Request of a watcher to join a fan-out.
 
 use bytes::Bytes;
 
-/// A watcher that joins a hub.
+/// A watcher that joins a fan-out.
 #[derive(Clone, Debug)]
 pub struct Join {
     /// `key` of the create request; not empty.

@@ -1,4 +1,4 @@
-//! The handle of a hub: what streams call.
+//! The handle of a fan-out: what streams call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,10 +10,10 @@ use tokio::sync::{Notify, oneshot};
 use super::join::Join;
 use super::reader::Reader;
 use super::signal::Signal;
-use crate::history::HistoryId;
+use crate::lineage::HistoryId;
 use rangecache_base::telemetry::Reason;
 
-/// Joins that may wait for the hub at once. Each open stream has at most one.
+/// Joins that may wait for the fan-out at once. Each open stream has at most one.
 const MAX_WAITING_JOINS: usize = 20_000;
 /// Timeout of a join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub enum JoinRefused {
     Trimmed,
     /// The mirror is of another history than the caller's.
     Replaced,
-    /// Too many streams join at once, or the hub did not respond in time.
+    /// Too many streams join at once, or the fan-out did not respond in time.
     Busy,
 }
 
@@ -41,29 +41,29 @@ pub(super) struct JoinRequest {
 
 /// Distributes the events of one mirror to watchers.
 #[derive(Default)]
-pub struct WatchHub {
+pub struct FanOut {
     pub(super) joins: Mutex<Vec<JoinRequest>>,
-    /// Streams that wait until the hub has reached a revision.
+    /// Streams that wait until the fan-out has reached a revision.
     pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
     pub(super) held: Mutex<Held>,
     max_unused_bytes: AtomicU64,
     max_list_bytes: AtomicU64,
     /// No watcher may join, and those that have joined continue at etcd.
     is_closed: AtomicBool,
-    /// Wakes the hub's task for `joins`, `waiting` and `is_closed`.
+    /// Wakes the fan-out's task for `joins`, `waiting` and `is_closed`.
     pub(super) called: Notify,
 }
 
-impl std::fmt::Debug for WatchHub {
+impl std::fmt::Debug for FanOut {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WatchHub").finish_non_exhaustive()
+        f.debug_struct("FanOut").finish_non_exhaustive()
     }
 }
 
-/// Bounds of a hub on what it holds beyond what each watcher needs, in bytes. Checked every second, and after as much growth as the
+/// Bounds of a fan-out on what it holds beyond what each watcher needs, in bytes. Checked every second, and after as much growth as the
 /// first one.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct HubBounds {
+pub struct FanOutBounds {
     /// Topics whose watchers are gone.
     pub max_unused_bytes: u64,
     /// Lists of events of topics with watchers: beyond it first those events go that every watcher has taken, then the longest
@@ -71,7 +71,7 @@ pub struct HubBounds {
     pub max_list_bytes: u64,
 }
 
-/// Watchers, topics and memory of a hub. Determined every second.
+/// Watchers, topics and memory of a fan-out. Determined every second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Watchers.
@@ -85,7 +85,7 @@ pub struct Held {
     pub behind_revisions: i64,
 }
 
-impl WatchHub {
+impl FanOut {
     /// Adds the watchers of one stream, all or none; returns a reader for each, in order. `history` is that of the
     /// watchers' first revisions, if it is known. A stream may join again with further watchers.
     ///
@@ -128,27 +128,27 @@ impl WatchHub {
     }
 
     /// Sets the bounds; without a call they are 0.
-    pub fn set_bounds(&self, bounds: HubBounds) {
+    pub fn set_bounds(&self, bounds: FanOutBounds) {
         self.max_unused_bytes
             .store(bounds.max_unused_bytes, Ordering::Relaxed);
         self.max_list_bytes
             .store(bounds.max_list_bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn bounds(&self) -> HubBounds {
-        HubBounds {
+    pub(super) fn bounds(&self) -> FanOutBounds {
+        FanOutBounds {
             max_unused_bytes: self.max_unused_bytes.load(Ordering::Relaxed),
             max_list_bytes: self.max_list_bytes.load(Ordering::Relaxed),
         }
     }
 
-    /// Watchers, topics and memory of the hub, as of a second ago.
+    /// Watchers, topics and memory of the fan-out, as of a second ago.
     #[must_use]
     pub fn held(&self) -> Held {
         *self.held.lock()
     }
 
-    /// Sets `signal` once the hub has reached `revision`, at the latest after a second; the caller looks at
+    /// Sets `signal` once the fan-out has reached `revision`, at the latest after a second; the caller looks at
     /// [`Reader::reached`] again after this call. Does not make the mirror reach it
     /// ([`Mirror::want`](crate::view::Mirror::want)).
     pub fn signal_at(&self, revision: i64, signal: &Arc<Signal>) {
