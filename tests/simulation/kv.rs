@@ -307,11 +307,16 @@ async fn chunks(
             message: "unknown method RangeStream for service etcdserverpb.KV".to_owned(),
         });
     }
-    if filters + i64::from(request.sort_order) != 0 {
-        return Err(Status {
-            code: UNIMPLEMENTED,
-            message: "range stream does not support sorting or revision filters".to_owned(),
-        });
+    for (is_refused, shape) in [
+        (request.sort_order != 0, "custom sort orders"),
+        (filters != 0, "revision filters"),
+    ] {
+        if is_refused {
+            return Err(Status {
+                code: UNIMPLEMENTED,
+                message: format!("RangeStream does not support {shape}"),
+            });
+        }
     }
     if !request.serializable {
         cluster.read_index(member).await?;

@@ -312,7 +312,8 @@ impl Upstream {
     }
 
     /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any
-    /// endpoint to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred.
+    /// endpoint to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred, unless it serves
+    /// worse than another: pages of that one come sooner than the end of a stream that hangs.
     ///
     /// # Errors
     /// [`NoEndpoint`], or within `Ok` why no connected endpoint can be used.
@@ -324,7 +325,16 @@ impl Upstream {
             return Ok(Err(NoRangeStream::Off));
         }
         let any = self.connection(ConnectionClass::Stream, deadline).await?;
-        let is_capable = |connection: &Connection| connection.lacks_range_stream().is_none();
+        let rank = |connection: &Connection| {
+            let endpoints = self.list();
+            let of = endpoints
+                .iter()
+                .find(|endpoint| endpoint.url == *connection.url());
+            of.map(|endpoint| endpoint.rank())
+        };
+        let best = rank(&any);
+        let is_capable =
+            |connection: &Connection| connection.lacks_range_stream().is_none() && rank(connection) <= best;
         Ok(
             match (
                 self.least_busy(ConnectionClass::Stream, is_capable),
@@ -769,6 +779,19 @@ mod tests {
             matches!(reason, NoRangeStream::Version | NoRangeStream::Unimplemented),
             "{reason:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn streams_are_done_without_while_the_only_endpoint_that_has_them_serves_worse() {
+        let (old, new) = (member("3.6.0", 7, 2).await, member("3.7.0", 7, 2).await);
+        let (upstream, _stop) = start(&[&old.url, &new.url], true);
+        settled(&upstream, &[true, true]).await;
+        upstream.avoid(&new.url);
+        let streaming = upstream.streaming(Instant::now() + SOON).await.unwrap();
+        assert_eq!(streaming.unwrap_err(), NoRangeStream::Version);
+        upstream.avoid(&old.url);
+        let streaming = upstream.streaming(Instant::now() + SOON).await.unwrap();
+        assert_eq!(streaming.unwrap().url(), &new.url);
     }
 
     #[tokio::test]

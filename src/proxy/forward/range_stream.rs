@@ -43,7 +43,6 @@ impl Forward {
                 continue;
             };
             self.cluster_state.note_answered(connection.opened());
-            self.avoid_if_unavailable(&connection, upstream_response.response.headers());
             let stream = match OpenedStream::open(upstream_response).await {
                 Ok(stream) => stream,
                 Err(error) => {
@@ -52,6 +51,7 @@ impl Forward {
                     continue;
                 }
             };
+            self.avoid_if_unavailable(&connection, stream.status());
             let Some(message) = stream.unimplemented_message() else {
                 return Ok(Ok(self.pass_stream_through(stream, held)));
             };
@@ -99,15 +99,20 @@ impl OpenedStream {
         })
     }
 
-    /// Returns the message of status `Unimplemented`, if that is the response. The status is in the head or, behind
-    /// another proxy, in trailers that are the first frame.
+    /// Headers with the status of a response that has nothing else: its head or, behind another proxy, trailers that are the first
+    /// frame.
+    fn status(&self) -> &HeaderMap {
+        let trailers = self.first.as_ref().and_then(Frame::trailers_ref);
+        trailers.unwrap_or(&self.head.headers)
+    }
+
+    /// Returns the message of status `Unimplemented`, if that is the response.
     fn unimplemented_message(&self) -> Option<String> {
         if self.head.status == StatusCode::NOT_FOUND {
             // From a proxy that routes by path. gRPC clients take HTTP status 404 for `Unimplemented`.
             return Some(String::new());
         }
-        let trailers = self.first.as_ref().and_then(Frame::trailers_ref);
-        unimplemented_message(trailers.unwrap_or(&self.head.headers))
+        unimplemented_message(self.status())
     }
 }
 

@@ -349,6 +349,10 @@ impl Forward {
         // This delays no client: etcd sends the head of a unary response together with the first frame.
         if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
             first = body.frame().await.transpose().map_err(SendError::of_connection)?;
+            // Behind another proxy the status of a response without a message comes in trailers.
+            if let Some(trailers) = first.as_ref().and_then(Frame::trailers_ref) {
+                self.avoid_if_unavailable(in_flight.connection(), trailers);
+            }
             if let (Some(before), Some(frame)) = (&before_write, &first)
                 && let Some(written) = frame.data_ref().and_then(|data| written(method, data))
             {

@@ -232,4 +232,15 @@ if matches!(&polled, Poll::Ready(Some(Ok(frame))) if frame.is_trailers()) {
             replace: "",
         }],
     },
+    Bug {
+        name: "232-stream-where-nothing-is-served",
+        what: "a RangeStream goes to the only member that has the method, though it does not serve, and others do",
+        test: "--lib pool::tests::streams_are_done_without",
+        shows: r"called `Result::unwrap_err\(\)` on an `Ok` value",
+        changes: &[Change {
+            item: "Upstream::streaming",
+            find: "connection.lacks_range_stream().is_none() && rank(connection) <= best;",
+            replace: "connection.lacks_range_stream().is_none();",
+        }],
+    },
 ];
