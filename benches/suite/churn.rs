@@ -115,7 +115,7 @@ async fn sample(pid: u32, metrics_address: std::net::SocketAddr) -> Result<Sampl
         Ok(bytes)
     };
     Ok(Sample {
-        history: bytes("rangecache_mirror_lineage_bytes")?,
+        history: bytes("rangecache_mirror_history_bytes")?,
         mirror: bytes("rangecache_mirror_memory_bytes")?,
         resident: usage::memory(pid)?.rss_bytes,
     })

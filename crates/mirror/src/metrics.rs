@@ -60,7 +60,7 @@ metric_group! {
         /// Memory of the mirror's past revisions, a part of `rangecache_mirror_memory_bytes`
         ///
         /// Useful when: sizing
-        pub history_bytes: Gauge = "rangecache_mirror_lineage_bytes";
+        pub history_bytes: Gauge = "rangecache_mirror_history_bytes";
         /// Memory of packed keys and values (`--cache-pack`), a part of `rangecache_mirror_memory_bytes`
         ///
         /// Useful when: sizing

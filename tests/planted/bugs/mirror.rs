@@ -125,7 +125,7 @@ slots.any(|slot| slot.mirror.was_found_under(*generation, of_hub))
         }],
     },
     Bug {
-        name: "179-later-load-speaks-for-a-watch",
+        name: "179-continue-a-watch-by-a-later-load",
         what: "a watch continues under a number of a hub under which a later load of its mirror was found",
         test: "--lib view::state::service::tests::contents_of_a_load_are_found_under_numbers_of_that_load_alone",
         shows: "panicked at",
