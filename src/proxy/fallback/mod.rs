@@ -65,8 +65,8 @@ use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
 use too_large::TooLarge;
 use unary_over_stream::{Converted, UnaryOverStream};
 
-/// Lists that are too large to be held have the turns of large reads (`--forward-max-large`) divided by this.
-const TOO_LARGE_DIVISOR: usize = 8;
+/// Identical lists that share no response have the turns of large reads (`--forward-max-large`) divided by this.
+const UNSHARED_DIVISOR: usize = 8;
 
 /// Result of a call that several reads share.
 type SharedResult = Result<Arc<SharedResponse>, NotShared>;
@@ -86,9 +86,10 @@ pub(super) struct Fallback {
     max_wait: Duration,
     /// Turns of large reads (`--forward-max-large`).
     turns: Arc<Turns>,
-    /// Turns of lists that are too large to be held: etcd encodes each as a whole, and all at once would keep it from
-    /// confirming anything for a quarter of a second.
-    too_large_turns: Arc<Turns>,
+    /// Turns of lists that share no response. Those that are too large to be held etcd encodes each as a whole, and all at
+    /// once would keep it from confirming anything for a quarter of a second; those whose shared call has failed would
+    /// all be sent at once when etcd is least able to respond (F5).
+    unshared_turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
     too_large: TooLarge,
     metrics: ProxyMetrics,
@@ -125,8 +126,8 @@ impl Fallback {
     /// Bounds large reads, and those that wait, from now on.
     pub(super) fn set_turns(&self, max_large: usize, max_waiting: u32) {
         self.turns.set(max_large, max_waiting);
-        self.too_large_turns
-            .set(max_large.div_ceil(TOO_LARGE_DIVISOR), max_waiting);
+        self.unshared_turns
+            .set(max_large.div_ceil(UNSHARED_DIVISOR), max_waiting);
     }
 
     pub(super) fn new(
@@ -158,7 +159,7 @@ impl Fallback {
             converted_bytes: Arc::clone(&buffers.converted),
             max_wait,
             turns: turns(max_large),
-            too_large_turns: turns(max_large.div_ceil(TOO_LARGE_DIVISOR)),
+            unshared_turns: turns(max_large.div_ceil(UNSHARED_DIVISOR)),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             too_large: TooLarge::new(),
             metrics: metrics.clone(),
@@ -217,26 +218,28 @@ impl Fallback {
                     }
                     Err(NotShared::Refused(refused)) => refuse(read, refused),
                     Err(NotShared::DoesNotFit { .. } | NotShared::OfTheCall) => {
-                        self.fetch_alone(read, scope, None).await
+                        self.fetch_alone(read, scope, None, &self.unshared_turns).await
                     }
                 };
             }
         };
-        self.fetch_alone(read, scope, leader).await
+        let is_too_large = self.too_large.contains(&read.framed);
+        let turns = if is_too_large {
+            &self.unshared_turns
+        } else {
+            &self.turns
+        };
+        self.fetch_alone(read, scope, leader, turns).await
     }
 
-    /// Fetches a large Range by a call of its own, once there is a turn for it.
+    /// Fetches a large Range by a call of its own, once `turns` has one for it.
     async fn fetch_alone(
         self: &Arc<Self>,
         read: UpstreamRead<'_>,
         scope: Option<ShareScope>,
         leader: Option<Leader<SharedResult>>,
+        turns: &Arc<Turns>,
     ) -> CallResult {
-        let turns = if self.too_large.contains(&read.framed) {
-            &self.too_large_turns
-        } else {
-            &self.turns
-        };
         let turn = match turns.acquire(read.account, read.deadline).await {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),

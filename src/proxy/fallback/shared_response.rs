@@ -18,8 +18,9 @@ use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_edge::limits::{ByteBudget, HeldBytes};
 use rangecache_mirror::lineage::ClusterState;
 
-/// Codes that etcd has for what all of the reads ask, or for its own state: `Ok`, `ResourceExhausted`, `OutOfRange`, `Unavailable`.
-const CODES_FOR_ALL: [&[u8]; 4] = [b"0", b"8", b"11", b"14"];
+/// Codes that etcd, or a proxy before it, has for what all of the reads ask, or for its own state: `Ok`, `DeadlineExceeded` (a
+/// shared call has no deadline that a client has set), `ResourceExhausted`, `OutOfRange`, `Unavailable`.
+const CODES_FOR_ALL: [&[u8]; 5] = [b"0", b"4", b"8", b"11", b"14"];
 
 /// Why identical reads have no response in common.
 #[derive(Clone, Debug)]
@@ -208,6 +209,7 @@ mod tests {
             (200, Some("0"), true),
             (200, Some("11"), true),
             (200, Some("14"), true),
+            (200, Some("4"), true),
             (200, Some("3"), false),
             (200, Some("9"), false),
             (200, Some("13"), false),

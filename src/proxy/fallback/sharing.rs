@@ -1,5 +1,5 @@
-//! Clients that may share a response or continue a page series: all clients if etcd's auth is off, otherwise only those
-//! with the same credentials (I8).
+//! Clients that may share a response or continue a page series: all clients without credentials, or all with the same
+//! credentials (I8).
 
 use http::{HeaderMap, HeaderValue};
 
@@ -10,7 +10,7 @@ use rangecache_mirror::lineage::Auth;
 /// Clients that may use the response, or continue the page series, of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ShareScope {
-    /// All clients, because etcd's auth is off.
+    /// All clients without credentials: etcd answers them alike, whether its auth is on or off.
     Everyone,
     /// Clients that send these credentials. The values are marked as sensitive, so that they are not logged (I10).
     Credentials(Vec<HeaderValue>),
@@ -20,6 +20,9 @@ impl ShareScope {
     /// Returns the scope of a call with this metadata and `headers`, given the state of etcd's `auth`. `None` if no
     /// other call may use its response: its metadata asks for more than a read, or it is unknown which clients may
     /// read its range.
+    ///
+    /// Calls without credentials have one scope also while auth is unknown: it is before the first check, and while etcd
+    /// does not respond, when identical calls must not add up (F5).
     ///
     /// While auth is on, `has_own_user` is required: without an etcd user of its own, rangecache is not informed of
     /// compactions, and would continue a series at a compacted revision.
@@ -33,7 +36,7 @@ impl ShareScope {
             return None;
         }
         match (auth, metadata.has_credentials) {
-            (Auth::Off, false) => Some(ShareScope::Everyone),
+            (Auth::Off | Auth::Unknown, false) => Some(ShareScope::Everyone),
             (Auth::On, true) if has_own_user => {
                 let values = CREDENTIALS.iter().flat_map(|name| headers.get_all(*name));
                 let secret = values.cloned().map(|mut value| {
@@ -54,8 +57,7 @@ impl ShareScope {
         }
     }
 
-    /// State of etcd's auth for which the scope was determined. After auth is enabled or disabled, the scope is
-    /// invalid.
+    /// State of etcd's auth in which a list of the scope may be continued. After auth is enabled or disabled, it may not.
     pub(super) fn auth(&self) -> Auth {
         match self {
             ShareScope::Everyone => Auth::Off,
@@ -79,11 +81,12 @@ mod tests {
     }
 
     #[test]
-    fn call_without_credentials_is_shared_only_if_auth_is_off() {
+    fn call_without_credentials_is_shared_unless_auth_is_on() {
         assert_eq!(scope(&[], Auth::Off, false), Some(ShareScope::Everyone));
-        assert_eq!(scope(&[], Auth::Unknown, true), None);
+        assert_eq!(scope(&[], Auth::Unknown, true), Some(ShareScope::Everyone));
         assert_eq!(scope(&[], Auth::On, true), None);
         assert_eq!(scope(&[("token", "a")], Auth::Off, true), None);
+        assert_eq!(scope(&[("token", "a")], Auth::Unknown, true), None);
     }
 
     #[test]

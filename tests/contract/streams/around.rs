@@ -71,7 +71,7 @@ async fn bypass_header_forwards_the_read() {
 /// The bypass header is for rangecache: etcd does not receive it, on any call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bypass_header_is_not_forwarded() {
-    let (url, mut calls, _server) = scripted(|_| Scripted::refusal("2", "not now")).await;
+    let (url, mut calls, _server) = scripted(|_, _| Scripted::refusal("2", "not now")).await;
     let rangecache = Rangecache::at(&url).start_cold().await;
     let client = rangecache
         .client()

@@ -1,6 +1,8 @@
 //! A scripted etcd, for responses that a real one does not give on demand.
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
@@ -11,7 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
 use super::{key, list};
@@ -19,6 +21,7 @@ use testkit::grpc::frame;
 use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{KeyValue, RangeResponse, ResponseHeader};
 use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
 
 /// A scripted response: a message or none, a status, and whether headers precede the status.
 #[derive(Clone)]
@@ -27,6 +30,8 @@ pub struct Scripted {
     code: &'static str,
     text: &'static str,
     head_first: bool,
+    /// The response waits for a permit of this, if it has one.
+    after: Option<&'static Semaphore>,
 }
 
 impl Scripted {
@@ -36,13 +41,14 @@ impl Scripted {
             code,
             text,
             head_first: false,
+            after: None,
         }
     }
 }
 
-/// Starts a server that responds by `script`, and reports the calls and their headers.
+/// Starts a server that responds by `script` to a path and a framed message, and reports the calls and their headers.
 pub async fn scripted(
-    script: fn(&str) -> Scripted,
+    script: fn(&str, &[u8]) -> Scripted,
 ) -> (String, mpsc::UnboundedReceiver<(String, HeaderMap)>, AbortOnDrop) {
     let (seen, calls) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -54,8 +60,17 @@ pub async fn scripted(
             let seen = seen.clone();
             let service = service_fn(move |request: Request<Incoming>| {
                 let _ = seen.send((request.uri().path().to_owned(), request.headers().clone()));
-                let answer = script(request.uri().path());
-                async move { Ok::<_, Infallible>(response(answer)) }
+                let path = request.uri().path().to_owned();
+                async move {
+                    // Of a watch, which does not end, the first message is enough.
+                    let message = request.into_body().frame().await;
+                    let message = message.and_then(|frame| frame.ok()?.into_data().ok());
+                    let answer = script(&path, &message.unwrap_or_default());
+                    if let Some(after) = answer.after {
+                        after.acquire().await.expect("it stays open").forget();
+                    }
+                    Ok::<_, Infallible>(response(answer))
+                }
             });
             connections.spawn(
                 hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -106,7 +121,8 @@ async fn call_that_meets_unimplemented_is_answered_by_pages() {
             _ => Scripted::refusal("2", "not now"),
         }
     }
-    let scripts: [fn(&str) -> Scripted; 2] = [|path| answer(path, false), |path| answer(path, true)];
+    let scripts: [fn(&str, &[u8]) -> Scripted; 2] =
+        [|path, _| answer(path, false), |path, _| answer(path, true)];
     for script in scripts {
         let (url, mut calls, _server) = scripted(script).await;
         let rangecache = Rangecache::at(&url).start_cold().await;
@@ -124,6 +140,64 @@ async fn call_that_meets_unimplemented_is_answered_by_pages() {
         let fallbacks = metrics.get("rangecache_range_stream_fallback_total{reason=\"unimplemented\"}");
         assert_eq!(fallbacks, Some(&20.0));
     }
+}
+
+/// Reads whose shared call has failed do not all reach etcd at once (F5).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_whose_shared_call_has_failed_are_sent_a_few_at_a_time() {
+    static FIRST: Semaphore = Semaphore::const_new(0);
+    static REST: Semaphore = Semaphore::const_new(0);
+    static LISTS: AtomicUsize = AtomicUsize::new(0);
+    const READS: usize = 40;
+    let (url, _calls, _server) = scripted(|path, message| {
+        if path != RANGE || !message.ends_with(&list().encode_to_vec()) {
+            return Scripted::refusal("12", "unknown method");
+        }
+        let is_first = LISTS.fetch_add(1, Ordering::Relaxed) < 2;
+        Scripted {
+            after: Some(if is_first { &FIRST } else { &REST }),
+            ..Scripted::refusal("13", "not now")
+        }
+    })
+    .await;
+    let rangecache = Rangecache::at(&url)
+        .with("--forward-max-large", "32")
+        .start_cold()
+        .await;
+    let client = Arc::new(rangecache.client().await);
+    let mut reads = JoinSet::new();
+    for _ in 0..READS {
+        let client = Arc::clone(&client);
+        reads.spawn(async move { client.range(&list()).await });
+    }
+    let until_metrics = async |in_flight: usize, waiting: usize| {
+        until(SOON, "the reads are in flight, or wait", async || {
+            let metrics = rangecache.metrics().await;
+            let now = ["rangecache_forward_large", "rangecache_forward_waiting"];
+            let now = now.map(|name| metrics.sum(name) as usize);
+            (now == [in_flight, waiting]).then_some(())
+        })
+        .await;
+    };
+    // One leads, and the others wait for the call that follows it.
+    until_metrics(1, READS - 1).await;
+    FIRST.add_permits(2);
+    until_metrics(4, READS - 5).await;
+    assert_eq!(
+        LISTS.load(Ordering::Relaxed),
+        6,
+        "the first two, and those that are sent now"
+    );
+    REST.add_permits(READS);
+    while let Some(read) = reads.join_next().await {
+        let refused = read.expect("the read ends").expect_err("each call is refused");
+        assert_eq!((refused.code, refused.message.as_str()), (13, "not now"));
+    }
+    assert_eq!(
+        LISTS.load(Ordering::Relaxed),
+        READS + 1,
+        "one shared call, and one of each read"
+    );
 }
 
 fn found() -> RangeResponse {

@@ -162,6 +162,28 @@ if state.source.may_stay_unread() {
         }],
     },
     Bug {
+        name: "233-share-nothing-while-auth-is-unknown",
+        what: "identical lists are not shared while it is unknown whether auth is on",
+        test: "--test end_to_end listing_clients_share_calls_to_etcd",
+        shows: "64 calls in flight",
+        changes: &[Change {
+            item: "ShareScope::from_call",
+            find: "(Auth::Off | Auth::Unknown, false)",
+            replace: "(Auth::Off, false)",
+        }],
+    },
+    Bug {
+        name: "234-send-all-after-a-shared-call-failed",
+        what: "reads whose shared call has failed are sent to etcd all at once",
+        test: "--test end_to_end reads_whose_shared_call_has_failed_are_sent_a_few_at_a_time",
+        shows: "the reads are in flight, or wait",
+        changes: &[Change {
+            item: "Fallback::fetch_large",
+            find: "self.fetch_alone(read, scope, None, &self.unshared_turns).await",
+            replace: "self.fetch_alone(read, scope, None, &self.turns).await",
+        }],
+    },
+    Bug {
         name: "193-count-reads-whose-clients-left-as-etcds",
         what: "a read whose client left before etcd answered counts as its response",
         test: "--lib read_that_etcd_has_not_answered_when_its_client_leaves_is_not_etcds",
