@@ -118,7 +118,12 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
         let mut took = Vec::new();
         for _ in 0..QUORUM_READS {
             let began = Instant::now();
-            match timeout(CALL_TIMEOUT, anonymous_check(connection, 0, MetadataMap::new())).await {
+            match timeout(
+                CALL_TIMEOUT,
+                anonymous_check(connection, 0, false, MetadataMap::new()),
+            )
+            .await
+            {
                 Ok(Ok(_)) => quorum.auth_is_on = Some(false),
                 Ok(Err(status)) if is_refusal(&status) => {
                     quorum.auth_is_on = Some(true);

@@ -27,7 +27,7 @@ use rangecache_base::flags::Live;
 
 use rangecache_base::telemetry::trace::{Span, SpanExt as _};
 use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{Connection, Upstream};
+use rangecache_upstream::{Connection, Lineage, Upstream};
 
 /// All mirrors of this process, and what they share.
 #[derive(Debug)]
@@ -97,10 +97,10 @@ impl Mirrors {
             },
             continues: {
                 let (set, upstream) = (Arc::clone(&set), Arc::clone(upstream));
-                Box::new(move |connection, history, of_hub| {
+                Box::new(move |connection, history, lineage| {
                     let (set, upstream) = (Arc::clone(&set), Arc::clone(&upstream));
                     Box::pin(async move {
-                        is_of_history(&set, &upstream, &connection, history, of_hub, None).await
+                        is_of_history(&set, &upstream, &connection, history, lineage, None).await
                     })
                 })
             },
@@ -311,11 +311,13 @@ impl Mirrors {
             &self.upstream,
             connection,
             history,
-            None,
+            Lineage::Member,
             Some(watched),
         )
         .await
-            && watched.began_after(connection.history_since(connection.hub_history()))
+            && connection
+                .standing()
+                .is_some_and(|standing| watched.began_after(standing.since))
     }
 }
 

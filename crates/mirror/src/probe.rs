@@ -198,16 +198,15 @@ impl MemberLogs {
     }
 }
 
-/// Raft index of one member; not asked for at a hub, where the hub compares raft logs. If it is of another log, the next quorum check
+/// Raft index of one member, where raft logs can be compared. If it is of another log, the next quorum check
 /// on the connection compares the history again.
 async fn raft_index(upstream: &Upstream, logs: &mut MemberLogs) -> Option<u64> {
     let connection = upstream
         .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
         .await
-        .ok()
-        .filter(|connection| !connection.leads_to_hub())?;
-    let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.member_status());
-    let status = status.await.ok()?.ok()?;
+        .ok()?;
+    let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.raft_status(0));
+    let status = status.await.ok()?.ok()??;
     if !logs.may_continue(&status) {
         tracing::debug!(endpoint = %connection.url(), "a raft log may be another one; the history is compared again");
         connection.compare_again();

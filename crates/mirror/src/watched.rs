@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tokio::time::Instant;
 
 use super::set::MirrorSet;
-use etcd_wire::grpc::hub::HubHistory;
+use rangecache_upstream::Lineage;
 
 /// Loads of mirrors that watchers have got their events from.
 #[derive(Clone, Debug, Default)]
@@ -33,12 +33,13 @@ impl WatchedLoads {
         self.opened_by.is_none_or(|latest| since <= latest)
     }
 
-    /// Whether the contents of each were found under a number of a hub.
-    pub(super) fn were_found_under(&self, set: &MirrorSet, of_hub: HubHistory) -> bool {
-        self.loads.iter().all(|(position, generation)| {
-            let slot = set.get(*position);
-            slot.is_some_and(|slot| slot.mirror.was_found_under(*generation, of_hub))
-        })
+    /// Whether the contents of each were found in `lineage`, or raft logs show it.
+    pub(super) fn were_found_in(&self, set: &MirrorSet, lineage: Lineage) -> bool {
+        lineage == Lineage::Member
+            || self.loads.iter().all(|(position, generation)| {
+                let slot = set.get(*position);
+                slot.is_some_and(|slot| slot.mirror.was_found_in(*generation, lineage))
+            })
     }
 }
 
@@ -48,6 +49,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{Bench, serve};
+    use etcd_wire::grpc::hub::HubHistory;
 
     const SCOPES: [&str; 4] = ["--cache-prefix", "/a/", "--cache-prefix", "/b/"];
 
@@ -75,22 +77,22 @@ mod tests {
         let bench = Bench::new().await;
         let mirrors = bench.mirrors(&SCOPES);
         let set = &mirrors.set;
-        let of_hub = HubHistory {
+        let of_hub = Lineage::Hub(HubHistory {
             instance: 1,
             number: 2,
-        };
+        });
         for position in [0, 1] {
             let mirror = mirrors.at(position).unwrap();
             serve(mirror, 10);
             let watched = |positions: std::ops::Range<usize>| {
                 WatchedLoads::new(set, positions.map(|position| (position, 1)))
             };
-            assert!(!watched(0..2).were_found_under(set, of_hub));
-            assert!(watched(0..position).were_found_under(set, of_hub));
-            mirror.note_hub(mirror.epoch(), of_hub).unwrap();
+            assert!(!watched(0..2).were_found_in(set, of_hub));
+            assert!(watched(0..position).were_found_in(set, of_hub));
+            mirror.note_lineage(mirror.epoch(), of_hub).unwrap();
         }
         let watched = |generation| WatchedLoads::new(set, [(0, 1), (1, generation)].into_iter());
-        assert!(watched(1).were_found_under(set, of_hub));
-        assert!(!watched(2).were_found_under(set, of_hub), "another load");
+        assert!(watched(1).were_found_in(set, of_hub));
+        assert!(!watched(2).were_found_in(set, of_hub), "another load");
     }
 }

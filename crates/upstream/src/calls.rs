@@ -12,6 +12,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::behind_hub::BehindHub;
 use super::connection::Connection;
+use super::hubs::Lineage;
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;
@@ -20,7 +21,7 @@ use etcd_wire::etcdserverpb::{
     Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
     WatchCreateRequest, WatchRequest,
 };
-use etcd_wire::grpc::fields::{BYPASS, CHECK, HEALTH};
+use etcd_wire::grpc::fields::{BYPASS, CHECK, HEALTH, PROBE};
 use etcd_wire::grpc::hub::{HubHistory, Origin};
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc::method::RANGE;
@@ -44,16 +45,20 @@ const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that
 /// etcd has, at `revision` unless that is 0. Where auth is on, etcd refuses it, but only after asking the quorum.
-/// `metadata` is sent along. Also returns what the response says about the rangecache that it comes from, if it does not come
-/// from etcd.
+/// `metadata` is sent along. A check that `may_wait` may be one that a hub makes for others. Also returns the lineage of the response, if
+/// that is proven.
 ///
 /// # Errors
 /// etcd's status; see [`is_refusal`], [`is_compaction`] and [`is_future_revision`].
 pub async fn anonymous_check(
     connection: &Arc<Connection>,
     revision: i64,
+    may_wait: bool,
     mut metadata: MetadataMap,
-) -> Result<(Option<ResponseHeader>, Option<Origin>), tonic::Status> {
+) -> Result<(Option<ResponseHeader>, Option<Lineage>), tonic::Status> {
+    if may_wait && connection.leads_to_hub() {
+        metadata.insert(PROBE.0, MetadataValue::from_static("true"));
+    }
     let message = RangeRequest {
         revision,
         ..header_request(Bytes::from_static(CHECK_KEY))
@@ -68,14 +73,15 @@ pub async fn anonymous_check(
     }
     if let Some(lean) = connection.lean() {
         let called = connection.call_lean::<RangeResponse>(lean, RANGE, &message, metadata);
-        return called.await.map(|(response, origin)| (response.header, origin));
+        let (response, origin) = called.await?;
+        return Ok((response.header, connection.lineage_of(origin)));
     }
     let (channel, origin) = connection.channel();
     let mut request = tonic::Request::new(message);
     *request.metadata_mut() = metadata;
     let response = KvClient::with_origin(channel, origin).range(request).await?;
     let origin = response.extensions().get::<Origin>().copied();
-    Ok((response.into_inner().header, origin))
+    Ok((response.into_inner().header, connection.lineage_of(origin)))
 }
 
 /// Whether `key` is the one that quorum checks read.
@@ -89,13 +95,15 @@ pub fn is_check_key(key: &[u8]) -> bool {
 ///
 /// # Errors
 /// etcd's status; `Unavailable` if the hub has not proven its history, as while etcd's auth is on.
-pub async fn hub_check(connection: &Arc<Connection>) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
-    let checking = anonymous_check(connection, 0, MetadataMap::new());
+pub(super) async fn hub_check(
+    connection: &Arc<Connection>,
+) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
+    let checking = anonymous_check(connection, 0, false, MetadataMap::new());
     let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
     let checked =
         checked.map_err(|_| tonic::Status::deadline_exceeded("no response to a quorum check in time"))?;
     match checked {
-        Ok((Some(header), Some(Origin::Proven(proof)))) => Ok((header, proof.history)),
+        Ok((Some(header), Some(Lineage::Hub(history)))) => Ok((header, history)),
         Err(status) if is_refusal(&status) => Err(tonic::Status::unavailable(
             "while etcd's auth is on, another rangecache proves nothing: reads are forwarded to it",
         )),
@@ -185,12 +193,26 @@ pub async fn range(
     Ok(range_and_origin(connection, request).await?.0)
 }
 
-/// Like [`range`]; also returns what the response says about the rangecache that it comes from, if it does not come from
-/// etcd.
+/// Header of etcd's response to a linearizable `request`, of a lineage that is proven.
 ///
 /// # Errors
-/// Those of [`range`].
-pub async fn range_and_origin(
+/// Those of [`range`]; `Unavailable` if a hub has not proven its history.
+pub async fn proven_header(
+    connection: &Arc<Connection>,
+    request: RangeRequest,
+) -> Result<ResponseHeader, tonic::Status> {
+    let (response, origin) = range_and_origin(connection, request).await?;
+    let header = match origin {
+        // Memory of the hub does not have the key, or is not in service.
+        Some(Origin::Hub) => Some(hub_check(connection).await?.0),
+        Some(Origin::Proven(_)) | None => response.header,
+    };
+    Ok(header.unwrap_or_default())
+}
+
+/// Like [`range`]; also returns what the response says about the rangecache that it comes from, if it does not come from
+/// etcd.
+async fn range_and_origin(
     connection: &Arc<Connection>,
     request: RangeRequest,
 ) -> Result<(RangeResponse, Option<Origin>), tonic::Status> {
@@ -227,7 +249,7 @@ pub fn header_request(key: Bytes) -> RangeRequest {
 
 /// Checks permission to read `range` without reading a key, as the caller that `caller` identifies, or without it as
 /// rangecache's own user. The call is a quorum check as well, unless the range is serializable. Given a `revision`
-/// other than 0, it fails if etcd has compacted that revision.
+/// other than 0, it fails if etcd has compacted that revision. Also returns the lineage of the response, if it is proven.
 ///
 /// The call is a transaction that compares nothing and has the range in the branch that is never taken. etcd checks a
 /// transaction's ranges against the caller's permissions in both branches, by the same function as a Range's, before
@@ -245,7 +267,7 @@ pub async fn check_read_permission(
     range: RangeRequest,
     revision: i64,
     caller: Option<MetadataMap>,
-) -> Result<Option<ResponseHeader>, tonic::Status> {
+) -> Result<(Option<ResponseHeader>, Option<Lineage>), tonic::Status> {
     let counted = (revision > 0).then(|| RequestOp {
         request_range: Some(RangeRequest {
             key: range.key.clone(),
@@ -269,7 +291,8 @@ pub async fn check_read_permission(
         None => connection.own_channel(),
     };
     let response = KvClient::with_origin(channel, origin).txn(request).await?;
-    Ok(response.into_inner().header)
+    // A hub proves nothing of what it forwards.
+    Ok((response.into_inner().header, connection.lineage_of(None)))
 }
 
 /// Whether gRPC's health service reports that the member serves; a server without the service counts as serving.
@@ -371,8 +394,6 @@ pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: 
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
     use crate::fake::FakeEtcd;
     use crate::testing::open;
@@ -394,23 +415,6 @@ mod tests {
         *server.history.lock() = Some("0a");
         is_serving(&connection).await;
         assert!(is_marked(), "a response of a hub");
-    }
-
-    #[tokio::test]
-    async fn history_behind_a_hub_is_as_old_as_the_youngest_connection_that_has_shown_it() {
-        let (server, connection) = connected().await;
-        let since = async |value| {
-            *server.history.lock() = Some(value);
-            is_serving(&connection).await;
-            connection.history_since(connection.hub_history())
-        };
-        let began = Instant::now();
-        let first = since("0a.1.3600000").await;
-        assert!(first < began, "the hub has checked on it for an hour");
-        let second = since("0a.1.0").await;
-        assert!(second >= began, "it is new");
-        assert_eq!(since("0a.1.3600000").await, second);
-        assert!(since("0a.2.3600000").await >= second, "another history");
     }
 
     #[test]

@@ -17,13 +17,13 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
-use super::hubs::{Hubs, ProvenByHub};
+use super::hubs::Hubs;
 use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use super::transport::Transport;
 use super::upstream_body::UpstreamBody;
 use etcd_wire::grpc::frame::framed;
-use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
+use etcd_wire::grpc::hub::{HISTORY, Origin};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
 
@@ -40,7 +40,7 @@ pub enum SendFailure {
 
 /// Knowledge of the server behind a connection.
 #[derive(Clone, Copy)]
-enum Peer {
+pub(super) enum Peer {
     /// The server has not responded yet.
     Unknown,
     /// No response has come from another rangecache.
@@ -58,15 +58,15 @@ pub struct Connection {
     transport: Transport,
     in_flight: AtomicUsize,
     /// Number, plus one, of the history to which the member was found to belong; 0 until then, and behind a hub.
-    checked_history: AtomicU64,
+    pub(super) checked_history: AtomicU64,
     /// A [`Peer`].
-    peer: AtomicU8,
+    pub(super) peer: AtomicU8,
     /// Proofs of rangecaches, if the peer is one, or a balancer that sends calls to several.
-    hubs: Mutex<Hubs>,
+    pub(super) hubs: Mutex<Hubs>,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,
     /// When the connection was opened.
-    opened: Instant,
+    pub(super) opened: Instant,
     /// [`Connection::cluster_id`]; 0 before.
     cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
@@ -142,62 +142,6 @@ impl Connection {
     #[must_use]
     pub fn url(&self) -> &Url {
         &self.url
-    }
-
-    /// Since when the connection has led to the same process of etcd: since it was opened. Behind a hub, etcd may be replaced
-    /// while the connection stays: since now.
-    #[must_use]
-    pub fn opened(&self) -> Instant {
-        if self.leads_to_hub() {
-            Instant::now()
-        } else {
-            self.opened
-        }
-    }
-
-    /// Since when each quorum check on the connection has shown one history: since it was opened, or behind a hub what that has
-    /// proven for `of_hub` ([`ProvenByHub::since`]).
-    #[must_use]
-    pub fn history_since(&self, of_hub: Option<HubHistory>) -> Instant {
-        let proven = of_hub.and_then(|of_hub| self.hubs.lock().proven(of_hub));
-        proven.map_or_else(|| self.opened(), |proven| proven.since)
-    }
-
-    /// Since when nothing has shown that the history behind the connection has changed: since it was opened, unless a hub has
-    /// proven another one since.
-    #[must_use]
-    pub fn unchanged_since(&self) -> Instant {
-        self.hubs.lock().changed().unwrap_or(self.opened)
-    }
-
-    /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
-    #[must_use]
-    pub fn leads_to_hub(&self) -> bool {
-        self.peer.load(Ordering::Acquire) == Peer::Hub as u8
-    }
-
-    /// Whether the peer is another rangecache, or has not responded yet.
-    #[must_use]
-    pub fn may_lead_to_hub(&self) -> bool {
-        self.peer.load(Ordering::Acquire) != Peer::Etcd as u8
-    }
-
-    /// The history that the peer has proven last, if it is another rangecache.
-    #[must_use]
-    pub fn proven_by_hub(&self) -> Option<ProvenByHub> {
-        self.hubs.lock().last()
-    }
-
-    /// The history itself of [`Connection::proven_by_hub`].
-    #[must_use]
-    pub fn hub_history(&self) -> Option<HubHistory> {
-        self.proven_by_hub().map(|proven| proven.history)
-    }
-
-    /// The history that each rangecache behind the connection has proven last.
-    #[must_use]
-    pub fn hub_histories(&self) -> Vec<HubHistory> {
-        self.hubs.lock().histories()
     }
 
     /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's.
@@ -424,35 +368,10 @@ impl Connection {
         self.cluster_id.store(id, Ordering::Release);
     }
 
-    /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4), or the `of_hub` of
-    /// a rangecache behind it. A connection that was opened again may lead to an etcd that was restored in between.
-    #[must_use]
-    pub fn is_of_history(&self, history: u64, of_hub: Option<HubHistory>) -> bool {
-        match of_hub {
-            None => self.checked_history.load(Ordering::Acquire) == history + 1,
-            Some(of_hub) => self.hubs.lock().is_of_history(of_hub, history),
-        }
-    }
-
     /// The turn of what compares the history behind this connection: one comparison serves all who ask. Each connection has its
     /// own, because a member that does not respond must not delay the others.
     pub fn history_turn(&self) -> &Semaphore {
         &self.history_turn
-    }
-
-    /// Unsets [`Connection::is_of_history`] of a member: the next check has to show it again.
-    pub fn compare_again(&self) {
-        self.checked_history.store(0, Ordering::Release);
-    }
-
-    /// Sets [`Connection::is_of_history`], unless a rangecache behind the connection has proven another history than `of_hub` since.
-    pub fn set_history(&self, history: u64, of_hub: Option<HubHistory>) {
-        let mut hubs = self.hubs.lock();
-        match of_hub {
-            Some(of_hub) => hubs.set_history(of_hub, history),
-            None if hubs.last().is_none() => self.checked_history.store(history + 1, Ordering::Release),
-            None => {}
-        }
     }
 }
 
@@ -473,6 +392,7 @@ mod tests {
     use tokio_util::either::Either;
 
     use super::*;
+    use crate::Lineage;
     use crate::fake::{Answer, FakeEtcd};
     use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use crate::testing::{SOON, open};
@@ -705,13 +625,17 @@ mod tests {
         let etcd = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
         let connection = open(&etcd.url).await.unwrap();
         assert!(
-            !connection.is_of_history(0, None),
+            !connection.is_of_history(0, Lineage::Member),
             "the number of the first history"
         );
-        connection.set_history(0, None);
-        assert!(connection.is_of_history(0, None) && !connection.is_of_history(1, None));
-        connection.set_history(1, None);
-        assert!(!connection.is_of_history(0, None) && connection.is_of_history(1, None));
+        connection.set_history(0, Lineage::Member);
+        assert!(
+            connection.is_of_history(0, Lineage::Member) && !connection.is_of_history(1, Lineage::Member)
+        );
+        connection.set_history(1, Lineage::Member);
+        assert!(
+            !connection.is_of_history(0, Lineage::Member) && connection.is_of_history(1, Lineage::Member)
+        );
     }
 
     #[tokio::test]

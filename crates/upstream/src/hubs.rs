@@ -8,16 +8,25 @@ use etcd_wire::grpc::hub::{HubHistory, HubProof};
 /// Rangecaches that are remembered: those behind a balancer are few.
 const MAX_HUBS: usize = 16;
 
+/// Whose history of etcd a response is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lineage {
+    /// That of the member which has responded: its raft log shows it.
+    Member,
+    /// That of a hub, which has compared raft logs itself.
+    Hub(HubHistory),
+}
+
 /// The history that a hub has proven last on a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct ProvenByHub {
+pub(super) struct ProvenByHub {
     /// The history.
-    pub history: HubHistory,
+    pub(super) history: HubHistory,
     /// Since when no history can have ended without a trace: the hub has proven no other one on the connection, and the connections
     /// have been open on which it has checked.
-    pub since: Instant,
+    pub(super) since: Instant,
     /// Whether none has ever proven another one on the connection.
-    pub is_first: bool,
+    pub(super) is_first: bool,
 }
 
 /// Last proof of one rangecache.

@@ -10,6 +10,7 @@
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
 //! | `hubs` | proofs of the rangecaches behind a connection |
+//! | `standing` | what a connection stands for: which history, since when |
 //! | `opening`, `channel`, `member_status` | how a connection is opened; a connection for tonic's clients; the status of its member |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
 //! | `lean` | the client of the connections for quorum checks and short calls |
@@ -57,6 +58,7 @@ mod paging;
 mod pool;
 mod role;
 mod srv;
+mod standing;
 mod sync;
 #[cfg(test)]
 mod testing;
@@ -72,8 +74,8 @@ pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
     MAX_MESSAGE_BYTES, anonymous_check, around_hubs, caller_identity, check_read_permission,
-    compact_revision, current_header, header_request, hub_check, is_check_key, is_compacted, is_compaction,
-    is_future_revision, is_refusal, is_serving, is_too_large, members, range, range_and_origin,
+    compact_revision, current_header, header_request, is_check_key, is_compacted, is_compaction,
+    is_future_revision, is_refusal, is_serving, is_too_large, members, proven_header, range,
 };
 pub use capabilities::NoRangeStream;
 pub use channel::Channel;
@@ -86,7 +88,7 @@ pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
-pub use hubs::ProvenByHub;
+pub use hubs::Lineage;
 pub use lean::MAX_SHORT_BYTES;
 pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
@@ -94,6 +96,7 @@ pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
 pub use srv::{SrvError, follow_srv};
+pub use standing::Standing;
 pub use sync::follow_members;
 pub use upstream_body::{UpstreamBody, is_reset};
 pub use version::Version;

@@ -21,7 +21,7 @@ use super::shutdown::StopSignal;
 use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove_own_metadata, set_bypass};
+use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove_own_metadata};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use etcd_wire::grpc::{Method, Status, written};
 use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
@@ -135,7 +135,7 @@ impl Attempts {
             return Ok(None);
         };
         if self.bypasses {
-            set_bypass(&mut parts.headers, connection.may_lead_to_hub());
+            connection.set_bypass(&mut parts.headers);
         }
         let outgoing = match body {
             RequestBody::Once(outgoing) => outgoing,

@@ -113,26 +113,26 @@ State::Out { reason, last } => last.as_ref().map(|view| State::Out {
         test: "--test simulation load_of_before_a_rollback_is_not_continued_behind_a_hub",
         shows: r"left: \(true, true\)",
         changes: &[Change {
-            item: "WatchedLoads::were_found_under",
+            item: "WatchedLoads::were_found_in",
             find: "
 let slot = set.get(*position);
-slot.is_some_and(|slot| slot.mirror.was_found_under(*generation, of_hub))
+slot.is_some_and(|slot| slot.mirror.was_found_in(*generation, lineage))
 ",
             replace: "
 let mut slots = set.every().filter(|_| *position < usize::MAX);
-slots.any(|slot| slot.mirror.was_found_under(*generation, of_hub))
+slots.any(|slot| slot.mirror.was_found_in(*generation, lineage))
 ",
         }],
     },
     Bug {
         name: "179-continue-a-watch-by-a-later-load",
         what: "a watch continues under a number of a hub under which a later load of its mirror was found",
-        test: "--lib view::state::service::tests::contents_of_a_load_are_found_under_numbers_of_that_load_alone",
+        test: "--lib view::state::service::tests::contents_of_a_load_are_found_in_lineages_of_that_load_alone",
         shows: "panicked at",
         changes: &[Change {
-            item: "Mirror::was_found_under",
-            find: "(Some(loaded), _) if contents.generation == generation => loaded.of_hubs.contains(of_hub),",
-            replace: "(Some(loaded), _) if contents.generation >= generation => loaded.of_hubs.contains(of_hub),",
+            item: "Mirror::was_found_in",
+            find: "(Some(loaded), _) if contents.generation == generation => loaded.found_under.contains(lineage),",
+            replace: "(Some(loaded), _) if contents.generation >= generation => loaded.found_under.contains(lineage),",
         }],
     },
     Bug {

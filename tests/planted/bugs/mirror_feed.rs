@@ -260,8 +260,8 @@ self.take(burst)?;
         shows: r"left: \(true, true\)",
         changes: &[Change {
             item: "is_of_history",
-            find: "connection.is_of_history(history.number(), of_hub) && of_hub.is_none_or(is_known)",
-            replace: "connection.is_of_history(history.number(), of_hub) && (of_hub.is_none_or(is_known) || true)",
+            find: "&& watched.is_none_or(|watched| watched.were_found_in(set, lineage))",
+            replace: "",
         }],
     },
     Bug {

@@ -85,13 +85,13 @@ if self.sent >= began {
         shows: "assertion .left == right. failed",
         changes: &[Change {
             item: "Freshness::history_continues",
-            find: "if !compared.is_first || connection.is_of_history(history.number(), of_hub) {",
+            find: "if !compared.is_first || connection.is_of_history(history.number(), lineage) {",
             replace: "
 if !compared.is_first
-    || connection.is_of_history(history.number(), of_hub)
+    || connection.is_of_history(history.number(), lineage)
     || history.number() < u64::MAX
 {
-    connection.set_history(history.number(), None);
+    connection.set_history(history.number(), Lineage::Member);
 ",
         }],
     },
@@ -102,8 +102,10 @@ if !compared.is_first
         shows: "panicked at",
         changes: &[Change {
             item: "required_comparison",
-            find: "Some(Origin::Hub) => None,",
-            replace: "Some(Origin::Hub) => Some(LogComparison::KNOWN),",
+            find: "return Ok(None);
+    };",
+            replace: "return Ok(Some(LogComparison::KNOWN));
+    };",
         }],
     },
 ];

@@ -34,7 +34,7 @@ use crate::load::LoadCause;
 use crate::view::{Anchor, Epoch, Mirror};
 use etcd_store::cache::{Change, ChangeKind, StoredEntry, Tree, Unpacker};
 use etcd_wire::etcdserverpb::RangeRequest;
-use rangecache_upstream::{Connection, header_request, hub_check, is_compaction, is_future_revision, range};
+use rangecache_upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
 /// them, and lets writes wait meanwhile (about a microsecond each).
@@ -219,15 +219,11 @@ pub(super) async fn still_responds(
         ..header_request(mirror.scope.key())
     };
     let has_responded = range(loaded_by, request).await;
-    // What a hub has sent between two proofs of one history is of that history. The load began with the first.
-    if loaded_by.leads_to_hub() {
-        let proven = hub_check(loaded_by).await.is_ok();
-        if !proven || !loaded_by.proven_by_hub().is_some_and(|last| last.is_first) {
-            return Err(FeedEnd::Reload(
-                LoadCause::Unproven,
-                "the hub that has sent the mirror's keys may have another history now".into(),
-            ));
-        }
+    if !loaded_by.has_one_lineage().await {
+        return Err(FeedEnd::Reload(
+            LoadCause::Unproven,
+            "the hub that has sent the mirror's keys may have another history now".into(),
+        ));
     }
     match has_responded {
         Ok(_) => Ok(true),

@@ -12,14 +12,10 @@ use crate::load::LoadCause;
 use crate::set::MirrorSet;
 use crate::view::Mirror;
 use crate::watched::WatchedLoads;
-use etcd_wire::grpc::hub::HubHistory;
-use rangecache_upstream::{Connection, Upstream, hub_check};
-
-/// Attempts at a proof of one hub.
-const HUB_ATTEMPTS: u32 = 16;
+use rangecache_upstream::{Connection, Lineage, Upstream};
 
 /// Whether the member behind `connection` is of `history`: its events continue those of each mirror of `set`. A check on the
-/// connection has just proven `of_check`, if it leads to a hub.
+/// connection has just shown `of_check`; if that is a member's, what is behind the connection now has to show itself.
 /// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless watchers of `watched` are handed
 /// over: those whose last event nothing can show do not continue. This is asked once per connection and history; if the history is
 /// another one, every mirror is dropped.
@@ -28,23 +24,23 @@ pub(crate) async fn is_of_history(
     upstream: &Upstream,
     connection: &Arc<Connection>,
     history: HistoryId,
-    of_check: Option<HubHistory>,
+    of_check: Lineage,
     watched: Option<&WatchedLoads>,
 ) -> bool {
     let is_handover = watched.is_some();
-    // Behind a hub etcd may have been replaced since the last comparison.
-    let of_hub = match of_check {
-        Some(_) => of_check,
-        None => match history_of_hub(connection, None).await {
-            Ok(of_hub) => of_hub,
+    // etcd may have been replaced behind the connection since the last comparison.
+    let lineage = match of_check {
+        Lineage::Hub(_) => of_check,
+        Lineage::Member => match connection.prove_lineage(of_check).await {
+            Ok(lineage) => lineage,
             Err(_) => return false,
         },
     };
-    // Watchers continue only under a number of the hub under which the contents that they watched were found, and not only no
-    // difference. Another mirror, or a later load, says nothing of them.
+    // Watchers continue only in a lineage in which the contents that they watched were found, and not only no difference. Another
+    // mirror, or a later load, says nothing of them.
     let is_shown = || {
-        let is_known = |of_hub| watched.is_none_or(|watched| watched.were_found_under(set, of_hub));
-        connection.is_of_history(history.number(), of_hub) && of_hub.is_none_or(is_known)
+        connection.is_of_history(history.number(), lineage)
+            && watched.is_none_or(|watched| watched.were_found_in(set, lineage))
     };
     if is_shown() {
         return true;
@@ -65,35 +61,12 @@ pub(crate) async fn is_of_history(
     }
     // A history is never current again.
     let is_current = set.cluster_state.history() == history;
-    // What was compared is of the hub's history only if that is still the same.
-    let is_unchanged = async || matches!(history_of_hub(connection, of_hub).await, Ok(now) if now == of_hub);
+    // What was compared is of the lineage only if that is still the same.
+    let is_unchanged = async || matches!(connection.prove_lineage(lineage).await, Ok(now) if now == lineage);
     if is_current && is_unchanged().await {
-        connection.set_history(history.number(), of_hub);
+        connection.set_history(history.number(), lineage);
     }
     is_shown()
-}
-
-/// The history that the hub behind `connection` has at the time of the call; `None` if it leads to etcd. A balancer may lead to several
-/// hubs: of the one that has proven `before`, unless others respond to each of [`HUB_ATTEMPTS`].
-///
-/// # Errors
-/// The status with which the hub has proven none.
-async fn history_of_hub(
-    connection: &Arc<Connection>,
-    before: Option<HubHistory>,
-) -> Result<Option<HubHistory>, tonic::Status> {
-    let mut of_hub = None;
-    for _ in 0..HUB_ATTEMPTS {
-        if !connection.leads_to_hub() {
-            return Ok(None);
-        }
-        let (_, proven) = hub_check(connection).await?;
-        of_hub = Some(proven);
-        if before.is_none_or(|before| before.instance == proven.instance) {
-            break;
-        }
-    }
-    Ok(of_hub)
 }
 
 /// Whether the history behind the connection of a feed, which resumes at `revision`, holds what mirrors further ahead have:

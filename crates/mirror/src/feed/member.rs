@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::end::FeedEnd;
 use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
-use crate::view::{Epoch, Mirror};
+use crate::view::{Epoch, Mirror, StaleEpoch};
 use etcd_wire::etcdserverpb::ResponseHeader;
-use rangecache_upstream::{Connection, Upstream, Version, gates};
+use rangecache_upstream::{Connection, Lineage, Upstream, Version, gates};
 
 /// A mirror, and the connection to the member that feeds it.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ impl Feeding<'_> {
         if !before.note_cluster(created.cluster_id) || !position.continues(before) {
             return Err(self.another_history(before, position.header.revision));
         }
-        if self.connection.leads_to_hub() {
+        if position.raft_index.is_none() {
             return Ok(FeedMember::Hub);
         }
         let version = if position.header.member_id == created.member_id {
@@ -83,6 +83,11 @@ impl Feeding<'_> {
             status.and_then(|status| status.version.parse().ok())
         };
         Ok(FeedMember::Etcd(version))
+    }
+
+    /// Records that the mirror's contents were found in `lineage`; `None` if it is not known in which.
+    pub(super) fn note_lineage(&self, lineage: Option<Lineage>) -> Result<(), StaleEpoch> {
+        lineage.map_or(Ok(()), |lineage| self.mirror.note_lineage(self.epoch, lineage))
     }
 
     /// Drops every mirror, because the feed is of another history; `revision` is one of that, 0 if none is known.

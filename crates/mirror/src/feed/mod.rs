@@ -6,7 +6,6 @@
 //! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
 //! | `member` | cluster, history and version of the member that feeds a mirror |
 //! | `history_check` | whether a connection is of the known history (W10) |
-//! | `hub_history` | which numbers of a hub are those of the mirrors' history |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `burst` | responses that are there together are applied together |
 //! | `replaced` | values that events replace and that memory does not hold |
@@ -18,7 +17,6 @@ mod burst;
 mod continuity;
 mod end;
 mod history_check;
-mod hub_history;
 mod lag;
 mod member;
 mod opening;

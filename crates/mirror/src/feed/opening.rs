@@ -91,7 +91,7 @@ impl<'a> Feed<'a> {
                 .first_event(compacted)
                 .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
         };
-        let of_hubs = feeding.connection.hub_histories();
+        let lineages = feeding.connection.proven_lineages();
         let mut proof = loaded_by
             .clone()
             .map_or_else(|| by_events(0), ContinuityProof::Load);
@@ -101,9 +101,11 @@ impl<'a> Feed<'a> {
             let cause = match opened {
                 Ok(proven) => {
                     match &proof {
-                        ContinuityProof::Load(by) => feeding.note_loaded(by)?,
+                        ContinuityProof::Load(by) => {
+                            feeding.note_lineage(by.standing().map(|standing| standing.lineage))?
+                        }
                         ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
-                            feeding.note_compared(&of_hubs)?;
+                            feeding.note_lineage(feeding.connection.lineage_since(&lineages))?;
                         }
                     }
                     *loaded_by = None;

@@ -15,11 +15,10 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::lineage::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::grpc::fields::PROBE;
-use etcd_wire::grpc::hub::{Origin, PROBE_WAIT};
+use etcd_wire::grpc::hub::PROBE_WAIT;
 use rangecache_base::telemetry::trace::{SpanContext, traceparent};
 use rangecache_upstream::{
-    Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission,
+    Connection, ConnectionClass, Lineage, anonymous_check, caller_identity, check_read_permission,
 };
 
 /// Timeout of one attempt of a check.
@@ -48,8 +47,8 @@ pub(super) struct Checked {
     pub(super) header: ResponseHeader,
     /// Whether the member asked the quorum, so that no other member is ahead of its revision.
     pub(super) is_quorum: bool,
-    /// Rangecache that the response comes from, if it does not come from etcd.
-    pub(super) origin: Option<Origin>,
+    /// Lineage of the response, if it is proven.
+    pub(super) lineage: Option<Lineage>,
 }
 
 /// Credentials that a check carries, and the permission that it requests.
@@ -96,20 +95,18 @@ impl CheckCaller<'_> {
         revision: i64,
         trace: Option<&SpanContext>,
     ) -> Result<Checked, tonic::Status> {
-        let (header, is_quorum, origin) = match self {
+        let (header, is_quorum, lineage) = match self {
             CheckCaller::Anonymous | CheckCaller::Probe => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
-                if matches!(self, CheckCaller::Probe) && connection.leads_to_hub() {
-                    metadata.insert(PROBE.0, MetadataValue::from_static("true"));
-                }
-                let (header, origin) = anonymous_check(connection, revision, metadata).await?;
-                (header, true, origin)
+                let may_wait = matches!(self, CheckCaller::Probe);
+                let (header, lineage) = anonymous_check(connection, revision, may_wait, metadata).await?;
+                (header, true, lineage)
             }
             CheckCaller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
                 let serializable =
-                    authorization.serializable && connection.is_of_history(history.number(), None);
+                    authorization.serializable && connection.is_of_history(history.number(), Lineage::Member);
                 let range = RangeRequest {
                     key: authorization.key.clone(),
                     range_end: authorization.range_end.clone(),
@@ -121,15 +118,15 @@ impl CheckCaller<'_> {
                     insert_traceparent(&mut metadata, authorization.trace.as_ref());
                     metadata
                 });
-                let header = check_read_permission(connection, range, revision, caller).await?;
-                (header, !serializable, None)
+                let (header, lineage) = check_read_permission(connection, range, revision, caller).await?;
+                (header, !serializable, lineage)
             }
         };
         let header = header.ok_or_else(|| tonic::Status::internal("no header"))?;
         Ok(Checked {
             header: header.into(),
             is_quorum,
-            origin,
+            lineage,
         })
     }
 

@@ -29,13 +29,13 @@ use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
-use etcd_wire::grpc::hub::{HubHistory, HubProof, Origin, PROBE_WAIT};
+use etcd_wire::grpc::hub::PROBE_WAIT;
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{Connection, Upstream, is_compaction, is_future_revision, is_refusal};
+use rangecache_upstream::{Connection, Lineage, Upstream, is_compaction, is_future_revision, is_refusal};
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
 pub use round::{Proof, Unproven};
 
@@ -44,8 +44,7 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 /// Timeout of one authorization of rangecache's own user.
 const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-type Continues =
-    Box<dyn Fn(Arc<Connection>, HistoryId, Option<HubHistory>) -> BoxFuture<'static, bool> + Send + Sync>;
+type Continues = Box<dyn Fn(Arc<Connection>, HistoryId, Lineage) -> BoxFuture<'static, bool> + Send + Sync>;
 
 /// Callbacks for changes that a check has found.
 pub struct Findings {
@@ -465,17 +464,17 @@ impl Freshness {
         deadline: Instant,
     ) -> Result<Proof, AttemptFailure> {
         let is_authenticated = matches!(caller, CheckCaller::Authenticated(_));
-        if connection.leads_to_hub() && is_authenticated {
+        if is_authenticated && !connection.may_authorize() {
             return Err(Reason::BehindHub.into());
         }
         let before = self.cluster_state.before_check();
         let history = before.history_id();
-        let proof = |header, of_hub| Proof {
+        let proof = |header, lineage| Proof {
             header,
             history,
             at,
             sent: before.began(),
-            connection_opened: connection.history_since(of_hub),
+            connection_opened: connection.stands_since(lineage),
         };
         faults::trip(Fault::Check);
         let responding = async {
@@ -499,12 +498,12 @@ impl Freshness {
                 let continues = self.history_continues(connection, history, &compared);
                 if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
                     self.cluster_state.note_checked(connection.opened());
-                    return Ok(proof(header, compared.of_hub));
+                    return Ok(proof(header, compared.lineage));
                 }
                 let message = "the history behind the connection is not known to be the same";
                 Err(AttemptFailure::Status(tonic::Status::unavailable(message)))
             }
-            Ok(Ok((header, false, Some(_)))) => Ok(proof(header, None)),
+            Ok(Ok((header, false, Some(_)))) => Ok(proof(header, Lineage::Member)),
             Ok(Err(status)) if at > 0 && is_compaction(&status) => {
                 (self.findings.compacted)(history, at.saturating_add(1));
                 Err(AttemptFailure::Final(Unproven::Compacted(at)))
@@ -558,11 +557,11 @@ impl Freshness {
         history: HistoryId,
         compared: &LogComparison,
     ) -> bool {
-        let of_hub = compared.of_hub;
-        if !compared.is_first || connection.is_of_history(history.number(), of_hub) {
+        let lineage = compared.lineage;
+        if !compared.is_first || connection.is_of_history(history.number(), lineage) {
             return true;
         }
-        let compared = (self.findings.continues)(Arc::clone(connection), history, of_hub);
+        let compared = (self.findings.continues)(Arc::clone(connection), history, lineage);
         let stop = self.stop.clone();
         // Not cancelled with the check: etcd may need longer than that to count the keys of a large mirror, and the next check
         // on the connection has the result.
@@ -642,12 +641,12 @@ impl From<Reason> for AttemptFailure {
 
 /// Facts that a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
 struct LogComparison {
-    /// Raft index of the member that has answered the check; `None` if the header suffices.
+    /// Raft index of the member that has answered the check; `None` if the header suffices, or raft logs cannot be compared.
     raft_index: Option<u64>,
     /// Whether this check has to show that the connection is of the known history.
     is_first: bool,
-    /// The history that a hub has proven by the check.
-    of_hub: Option<HubHistory>,
+    /// Lineage that the check has shown.
+    lineage: Lineage,
 }
 
 impl LogComparison {
@@ -655,13 +654,13 @@ impl LogComparison {
     const KNOWN: LogComparison = LogComparison {
         raft_index: None,
         is_first: false,
-        of_hub: None,
+        lineage: Lineage::Member,
     };
 }
 
 /// Comparison that is due after a check: the raft index of the member that has answered it, at the first check on the
-/// connection and if the header leaves it open. A hub has compared raft logs itself: in a history that it has not proven on this
-/// connection before, the contents have to be compared. `None` if a hub has not proven its history of now.
+/// connection and if the header leaves it open. Where raft logs cannot be compared, the contents have to be, in a lineage that was
+/// not compared on this connection before. `None` if the response is of no proven lineage.
 ///
 /// # Errors
 /// The status of the request for a raft index.
@@ -670,30 +669,26 @@ async fn required_comparison(
     before: &Before,
     checked: &Checked,
 ) -> Result<Option<LogComparison>, tonic::Status> {
-    let is_known = |of_hub| connection.is_of_history(before.history_id().number(), of_hub);
-    Ok(match checked.origin {
-        Some(Origin::Hub) => None,
-        Some(Origin::Proven(HubProof { history, .. })) => {
-            // Not if another response has shown a later history of the hub meanwhile.
-            let is_last = connection.hub_histories().contains(&history);
-            is_last.then(|| LogComparison {
-                raft_index: None,
-                is_first: !is_known(Some(history)),
-                of_hub: Some(history),
-            })
-        }
-        // A balancer leads to hubs and to members of etcd.
-        None if connection.leads_to_hub() => None,
-        None if is_known(None) && !before.needs_raft_index(&checked.header) => Some(LogComparison::KNOWN),
-        None => {
-            let position = Position::of(connection, checked.header).await?;
-            Some(LogComparison {
-                raft_index: Some(position.raft_index.unwrap_or_default()),
-                is_first: true,
-                of_hub: None,
-            })
-        }
-    })
+    let Some(lineage) = checked.lineage else {
+        return Ok(None);
+    };
+    let is_known = connection.is_of_history(before.history_id().number(), lineage);
+    if is_known && !before.needs_raft_index(&checked.header) {
+        return Ok(Some(LogComparison {
+            lineage,
+            ..LogComparison::KNOWN
+        }));
+    }
+    let position = Position::of(connection, checked.header).await?;
+    // Another response has shown a hub meanwhile.
+    if lineage == Lineage::Member && position.raft_index.is_none() {
+        return Ok(None);
+    }
+    Ok(Some(LogComparison {
+        raft_index: position.raft_index,
+        is_first: true,
+        lineage,
+    }))
 }
 
 #[cfg(test)]

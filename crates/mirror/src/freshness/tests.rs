@@ -98,9 +98,9 @@ async fn bench_with(slow_round: Duration) -> Bench {
             state.note_compacted(history, revision);
             found.lock().push(revision);
         }),
-        continues: Box::new(move |connection, history, of_hub| {
+        continues: Box::new(move |connection, history, lineage| {
             comparisons.fetch_add(1, Ordering::SeqCst);
-            connection.set_history(history.number(), of_hub);
+            connection.set_history(history.number(), lineage);
             Box::pin(std::future::ready(true))
         }),
     };

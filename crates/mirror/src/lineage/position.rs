@@ -7,20 +7,18 @@ use bytes::Bytes;
 use super::known::Before;
 use etcd_store::cache;
 use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::grpc::hub::Origin;
 use rangecache_upstream::{
-    Connection, Version, header_request, hub_check, is_compaction, is_future_revision, range,
-    range_and_origin,
+    Connection, Version, header_request, is_compaction, is_future_revision, proven_header, range,
 };
 
-/// Result of a linearizable read, and a later status of the very member that answered it, or a later proof of the hub that did.
+/// Result of a linearizable read, and a later status of the very member that answered it.
 #[derive(Debug)]
 pub(crate) struct Position {
     /// Header of the read.
     pub(crate) header: cache::ResponseHeader,
-    /// Raft index in the status; `None` from a hub, which has compared raft logs itself.
+    /// Raft index in the status; `None` where raft logs cannot be compared.
     pub(crate) raft_index: Option<u64>,
-    /// Version in the status; `None` from a hub, and if it is not known.
+    /// Version in the status, if it is known.
     pub(crate) version: Option<Version>,
     /// Whether etcd still refuses what it is known to have compacted.
     holds_compaction: bool,
@@ -38,13 +36,8 @@ impl Position {
         before: &Before,
     ) -> Result<Position, tonic::Status> {
         let request = header_request(key);
-        let (response, origin) = range_and_origin(connection, request.clone()).await?;
-        let header = match origin {
-            // Memory of the hub does not have the key, or is not in service.
-            Some(Origin::Hub) => Some(hub_check(connection).await?.0),
-            Some(Origin::Proven(_)) | None => response.header,
-        };
-        let position = Position::of(connection, header.unwrap_or_default().into()).await?;
+        let header = proven_header(connection, request.clone()).await?;
+        let position = Position::of(connection, header.into()).await?;
         // Revision 0 would be the newest one.
         let compacted = before.compacted().saturating_sub(1);
         let holds_compaction = if compacted > 0 {
@@ -76,18 +69,11 @@ impl Position {
         connection: &Arc<Connection>,
         header: cache::ResponseHeader,
     ) -> Result<Position, tonic::Status> {
-        let (mut raft_index, mut version) = (None, None);
-        if !connection.leads_to_hub() {
-            let status = connection.status_of(header.member_id).await?;
-            let status = status.ok_or_else(|| {
-                tonic::Status::unavailable("the status of the member that answered a read cannot be had")
-            })?;
-            (raft_index, version) = (Some(status.raft_index), status.version.parse().ok());
-        }
+        let status = connection.raft_status(header.member_id).await?;
         Ok(Position {
             header,
-            raft_index,
-            version,
+            raft_index: status.as_ref().map(|status| status.raft_index),
+            version: status.and_then(|status| status.version.parse().ok()),
             holds_compaction: true,
         })
     }

@@ -3,7 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `state` | the view that readers see, and the epoch that guards it |
-//! | `hub_numbers` | by which numbers hubs have named the history of a load |
+//! | `lineages` | in which lineages the contents of a load were found |
 //! | `held_views` | bytes that only readers keep in memory |
 //! | `past_revisions` | rebuilt states at past revisions |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
@@ -12,7 +12,7 @@
 
 mod ended;
 mod held_views;
-mod hub_numbers;
+mod lineages;
 mod past_revisions;
 mod pinned;
 mod prefixes;

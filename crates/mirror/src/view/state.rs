@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
-use super::hub_numbers::HubNumbers;
+use super::lineages::Lineages;
 use super::past_revisions::PastRevisions;
 use crate::lineage::{ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
@@ -113,7 +113,7 @@ struct EndedLoad {
     generation: u64,
     /// Why they were dropped.
     end: ReaderEnd,
-    of_hubs: HubNumbers,
+    found_under: Lineages,
 }
 
 /// The result of one load, as the feed has changed it since.
@@ -125,8 +125,8 @@ pub(crate) struct LoadedStore {
     last_event: Option<i64>,
     /// The newest events since the load.
     recent: RecentEvents,
-    /// Numbers of hubs under which these contents were loaded, or compared and found the same.
-    of_hubs: HubNumbers,
+    /// Lineages in which these contents were loaded, or compared and found the same.
+    found_under: Lineages,
     /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
     past: Arc<PastRevisions>,
 }
@@ -146,7 +146,7 @@ impl LoadedStore {
             newest_key: None,
             last_event: None,
             recent: RecentEvents::default(),
-            of_hubs: HubNumbers::default(),
+            found_under: Lineages::default(),
             past,
         }
     }

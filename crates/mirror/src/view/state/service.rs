@@ -12,9 +12,9 @@ use crate::lineage::HistoryId;
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Repacked, Tree};
 use etcd_store::keyspace::figure_prefix;
-use etcd_wire::grpc::hub::HubHistory;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_upstream::Lineage;
 
 /// Why changes that replace values that are not held were not applied.
 #[derive(Debug, PartialEq, Eq)]
@@ -86,20 +86,25 @@ impl Mirror {
         }))
     }
 
-    /// Records that the contents were loaded, or compared and found the same, under a number of a hub.
-    pub(crate) fn note_hub(&self, epoch: Epoch, of_hub: HubHistory) -> Result<(), StaleEpoch> {
+    /// Records that the contents were loaded, or compared and found the same, in a lineage that raft logs do not show.
+    pub(crate) fn note_lineage(&self, epoch: Epoch, lineage: Lineage) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        contents.loaded.as_mut().ok_or(StaleEpoch)?.of_hubs.note(of_hub);
+        contents
+            .loaded
+            .as_mut()
+            .ok_or(StaleEpoch)?
+            .found_under
+            .note(lineage);
         Ok(())
     }
 
-    /// Whether the contents of the load with this number were found under a number of a hub. What was dropped can be compared no
+    /// Whether the contents of the load with this number were found in a lineage. What was dropped can be compared no
     /// more, and before the last load that was dropped nothing is known.
-    pub(crate) fn was_found_under(&self, generation: u64, of_hub: HubHistory) -> bool {
+    pub(crate) fn was_found_in(&self, generation: u64, lineage: Lineage) -> bool {
         let contents = self.contents.lock();
         match (&contents.loaded, &contents.ended) {
-            (Some(loaded), _) if contents.generation == generation => loaded.of_hubs.contains(of_hub),
-            (_, Some(ended)) if ended.generation == generation => ended.of_hubs.contains(of_hub),
+            (Some(loaded), _) if contents.generation == generation => loaded.found_under.contains(lineage),
+            (_, Some(ended)) if ended.generation == generation => ended.found_under.contains(lineage),
             _ => false,
         }
     }
@@ -283,7 +288,7 @@ impl Mirror {
             contents.ended = Some(EndedLoad {
                 generation: contents.generation,
                 end,
-                of_hubs: loaded.of_hubs,
+                found_under: loaded.found_under,
             });
             self.held_views.record_dropped(&loaded.store);
         }
@@ -604,25 +609,26 @@ mod tests {
     }
 
     #[test]
-    fn contents_of_a_load_are_found_under_numbers_of_that_load_alone() {
-        let of_hub = |number| HubHistory { instance: 1, number };
+    fn contents_of_a_load_are_found_in_lineages_of_that_load_alone() {
+        use etcd_wire::grpc::hub::HubHistory;
+        let of_hub = |number| Lineage::Hub(HubHistory { instance: 1, number });
         let mirror = serving();
         let epoch = mirror.epoch();
-        assert!(!mirror.was_found_under(1, of_hub(0)), "loaded from etcd");
-        mirror.note_hub(epoch, of_hub(0)).unwrap();
+        assert!(!mirror.was_found_in(1, of_hub(0)), "loaded from etcd");
+        mirror.note_lineage(epoch, of_hub(0)).unwrap();
         let load_again = |revision| {
             let dropped = ReaderEnd::Dropped(Reason::Loading);
             mirror.drop_contents(epoch, Reason::Loading, dropped).unwrap();
             assert_eq!(
-                mirror.note_hub(epoch, of_hub(9)),
+                mirror.note_lineage(epoch, of_hub(9)),
                 Err(StaleEpoch),
                 "nothing is loaded"
             );
             mirror.fill(epoch, store(revision)).unwrap();
         };
         load_again(20);
-        mirror.note_hub(epoch, of_hub(1)).unwrap();
-        let found = |generation, number| mirror.was_found_under(generation, of_hub(number));
+        mirror.note_lineage(epoch, of_hub(1)).unwrap();
+        let found = |generation, number| mirror.was_found_in(generation, of_hub(number));
         assert_eq!((found(1, 0), found(1, 1)), (true, false));
         assert_eq!((found(2, 0), found(2, 1)), (false, true));
         load_again(30);

@@ -1,0 +1,264 @@
+//! What a connection stands for: a history of etcd, since a moment. Members of etcd and other rangecaches (hubs) are told apart here,
+//! and nowhere outside this crate.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use etcd_wire::etcdserverpb::StatusResponse;
+use etcd_wire::grpc::hub::Origin;
+use etcd_wire::grpc::metadata::set_bypass;
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::calls::hub_check;
+use super::connection::{Connection, Peer};
+use super::hubs::Lineage;
+
+/// Attempts at a proof of one hub: a balancer may lead to others.
+const PROOF_ATTEMPTS: u32 = 16;
+
+/// What a connection stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct Standing {
+    /// The history.
+    pub lineage: Lineage,
+    /// Since when each quorum check on the connection has shown it: for a member since it was opened.
+    pub since: Instant,
+}
+
+impl Connection {
+    /// What the last response stands for; `None` behind a hub that has proven nothing.
+    #[must_use]
+    pub fn standing(&self) -> Option<Standing> {
+        let lineage = match self.hubs.lock().last() {
+            Some(proven) => Lineage::Hub(proven.history),
+            None if self.leads_to_hub() => return None,
+            None => Lineage::Member,
+        };
+        let since = self.stands_since(lineage);
+        Some(Standing { lineage, since })
+    }
+
+    /// [`Standing::since`] of `lineage`.
+    #[must_use]
+    pub fn stands_since(&self, lineage: Lineage) -> Instant {
+        let proven = match lineage {
+            Lineage::Member => None,
+            Lineage::Hub(history) => self.hubs.lock().proven(history),
+        };
+        proven.map_or_else(|| self.opened(), |proven| proven.since)
+    }
+
+    /// Since when the connection has led to the same process of etcd: since it was opened. Behind a hub, etcd may be replaced
+    /// while the connection stays: since now.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        if self.leads_to_hub() {
+            Instant::now()
+        } else {
+            self.opened
+        }
+    }
+
+    /// Since when nothing has shown that the history behind the connection has changed: since it was opened, unless a hub has
+    /// proven another one since.
+    #[must_use]
+    pub fn unchanged_since(&self) -> Instant {
+        self.hubs.lock().changed().unwrap_or(self.opened)
+    }
+
+    /// The lineage of a response that says `origin` of the rangecache that it comes from. `None` if that has not proven any, or
+    /// another one since, and if a balancer leads to hubs and to members.
+    pub(super) fn lineage_of(&self, origin: Option<Origin>) -> Option<Lineage> {
+        match origin {
+            Some(Origin::Hub) => None,
+            Some(Origin::Proven(proof)) => {
+                let is_last = self.hubs.lock().proven(proof.history).is_some();
+                is_last.then_some(Lineage::Hub(proof.history))
+            }
+            None => (!self.leads_to_hub()).then_some(Lineage::Member),
+        }
+    }
+
+    /// The lineage at the time of the call. A balancer may lead to several hubs: of the one of `before`, unless others respond to each
+    /// of [`PROOF_ATTEMPTS`].
+    ///
+    /// # Errors
+    /// The status with which a hub has proven none.
+    pub async fn prove_lineage(self: &Arc<Self>, before: Lineage) -> Result<Lineage, tonic::Status> {
+        let mut lineage = Lineage::Member;
+        for _ in 0..PROOF_ATTEMPTS {
+            if !self.leads_to_hub() {
+                return Ok(Lineage::Member);
+            }
+            let (_, proven) = hub_check(self).await?;
+            lineage = Lineage::Hub(proven);
+            match before {
+                Lineage::Hub(before) if before.instance != proven.instance => {}
+                _ => break,
+            }
+        }
+        Ok(lineage)
+    }
+
+    /// Whether all that the connection has brought since it was opened is of one history, which may be that of now. What a hub has sent
+    /// between two proofs of one history is of that history.
+    pub async fn has_one_lineage(self: &Arc<Self>) -> bool {
+        !self.leads_to_hub()
+            || hub_check(self).await.is_ok() && self.hubs.lock().last().is_some_and(|last| last.is_first)
+    }
+
+    /// The lineages that were proven last on the connection, of each hub behind it.
+    #[must_use]
+    pub fn proven_lineages(&self) -> Vec<Lineage> {
+        let histories = self.hubs.lock().histories();
+        histories.into_iter().map(Lineage::Hub).collect()
+    }
+
+    /// The lineage of all that the connection has brought since `before` were those of [`Connection::proven_lineages`]; `None` if it
+    /// may have been of several, or a raft log shows it.
+    #[must_use]
+    pub fn lineage_since(&self, before: &[Lineage]) -> Option<Lineage> {
+        let now = self.hubs.lock().last()?;
+        let lineage = Lineage::Hub(now.history);
+        let is_same = before.contains(&lineage) || before.is_empty() && now.is_first;
+        is_same.then_some(lineage)
+    }
+
+    /// Whether what is behind this connection was found to be of `history`, the number of a known one (I4). A connection that was opened
+    /// again may lead to an etcd that was restored in between.
+    #[must_use]
+    pub fn is_of_history(&self, history: u64, lineage: Lineage) -> bool {
+        match lineage {
+            Lineage::Member => self.checked_history.load(Ordering::Acquire) == history + 1,
+            Lineage::Hub(of_hub) => self.hubs.lock().is_of_history(of_hub, history),
+        }
+    }
+
+    /// Sets [`Connection::is_of_history`], unless a hub behind the connection has proven another lineage since.
+    pub fn set_history(&self, history: u64, lineage: Lineage) {
+        let mut hubs = self.hubs.lock();
+        match lineage {
+            Lineage::Hub(of_hub) => hubs.set_history(of_hub, history),
+            Lineage::Member if hubs.last().is_none() => {
+                self.checked_history.store(history + 1, Ordering::Release);
+            }
+            Lineage::Member => {}
+        }
+    }
+
+    /// Unsets [`Connection::is_of_history`] of a member: the next check has to show it again.
+    pub fn compare_again(&self) {
+        self.checked_history.store(0, Ordering::Release);
+    }
+
+    /// Status with the raft log of the member with this id ([`Connection::status_of`]); `None` where raft logs cannot be compared.
+    ///
+    /// # Errors
+    /// Those of [`Connection::status_of`]; `Unavailable` if only other members have responded.
+    pub async fn raft_status(
+        self: &Arc<Self>,
+        member_id: u64,
+    ) -> Result<Option<StatusResponse>, tonic::Status> {
+        if self.leads_to_hub() {
+            return Ok(None);
+        }
+        match self.status_of(member_id).await? {
+            Some(status) => Ok(Some(status)),
+            None => Err(tonic::Status::unavailable(
+                "the status of the member that answered a read cannot be had",
+            )),
+        }
+    }
+
+    /// Whether etcd itself may be what responds: it alone authorizes callers.
+    #[must_use]
+    pub fn may_authorize(&self) -> bool {
+        !self.leads_to_hub()
+    }
+
+    /// Makes a call with these headers one that etcd answers, also if a hub with a memory of its own is before it.
+    pub fn set_bypass(&self, headers: &mut HeaderMap) {
+        set_bypass(headers, self.may_lead_to_hub());
+    }
+
+    /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
+    pub(super) fn leads_to_hub(&self) -> bool {
+        self.peer.load(Ordering::Acquire) == Peer::Hub as u8
+    }
+
+    /// Whether the peer is another rangecache, or has not responded yet.
+    pub(super) fn may_lead_to_hub(&self) -> bool {
+        self.peer.load(Ordering::Acquire) != Peer::Etcd as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::calls::is_serving;
+    use crate::fake::FakeEtcd;
+    use crate::testing::open;
+
+    /// A server, and a connection to it on which it has responded.
+    async fn connected() -> (FakeEtcd, Arc<Connection>) {
+        let server = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
+        let connection = open(&server.url).await.unwrap();
+        is_serving(&connection).await;
+        (server, connection)
+    }
+
+    #[tokio::test]
+    async fn connection_stands_for_a_member_or_for_what_a_hub_has_proven_last() {
+        let (server, connection) = connected().await;
+        let standing = connection.standing().unwrap();
+        assert_eq!(
+            (standing.lineage, standing.since),
+            (Lineage::Member, connection.opened())
+        );
+        assert!(connection.may_authorize() && connection.has_one_lineage().await);
+        assert_eq!(connection.lineage_since(&[]), None, "the raft log shows it");
+        let respond = async |value| {
+            *server.history.lock() = Some(value);
+            is_serving(&connection).await;
+            connection.standing().map(|standing| standing.lineage)
+        };
+        assert_eq!(respond("0a").await, None, "a hub that has proven nothing");
+        assert_eq!(
+            connection.lineage_of(None),
+            None,
+            "a balancer leads to it and to a member"
+        );
+        assert!(!connection.may_authorize());
+        let first = respond("0a.1.0").await.unwrap();
+        assert_eq!(connection.lineage_since(&[]), Some(first), "the only one");
+        let proven = connection.proven_lineages();
+        assert_eq!(proven, [first]);
+        let second = respond("0a.2.0").await.unwrap();
+        assert_ne!(first, second);
+        assert_eq!(connection.lineage_since(&proven), None, "another one since");
+        assert_eq!(connection.lineage_since(&[second]), Some(second));
+        assert_eq!(connection.raft_status(1).await.unwrap(), None);
+        connection.set_history(0, first);
+        assert!(!connection.is_of_history(0, first), "it has ended");
+        connection.set_history(0, second);
+        assert!(connection.is_of_history(0, second) && !connection.is_of_history(1, second));
+    }
+
+    #[tokio::test]
+    async fn history_behind_a_hub_is_as_old_as_the_youngest_connection_that_has_shown_it() {
+        let (server, connection) = connected().await;
+        let since = async |value| {
+            *server.history.lock() = Some(value);
+            is_serving(&connection).await;
+            connection.standing().unwrap().since
+        };
+        let began = Instant::now();
+        let first = since("0a.1.3600000").await;
+        assert!(first < began, "the hub has checked on it for an hour");
+        let second = since("0a.1.0").await;
+        assert!(second >= began, "it is new");
+        assert_eq!(since("0a.1.3600000").await, second);
+        assert!(since("0a.2.3600000").await >= second, "another history");
+    }
+}
