@@ -13,7 +13,7 @@ use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::clients::ClientName;
 use rangecache_edge::tls::Connector;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::lineage::{Auth, Verdict};
+use rangecache_mirror::lineage::{Auth, Transition};
 use rangecache_upstream::{Credentials, Upstream};
 
 /// A URL at which nothing listens.
@@ -94,7 +94,7 @@ impl Scene {
     }
 
     /// Lets a quorum check end with etcd at `revision`; returns what it shows.
-    pub(crate) fn check(&self, revision: i64) -> Verdict {
+    pub(crate) fn check(&self, revision: i64) -> Transition {
         let cluster_state = &self.mirrors.cluster_state;
         let header = ResponseHeader {
             cluster_id: 7,

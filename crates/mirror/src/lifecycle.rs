@@ -10,7 +10,7 @@
 //!       over budget ◀─────────────────────────── has outgrown its memory ◀─────────────────────────┘
 //! ```
 //!
-//! "Proving" is the proof of a feed ([`continuity`](super::continuity)). A step that began in an [`Epoch`] changes nothing
+//! "Proving" judges a feed (the table in `lineage/judge.rs`). A step that began in an [`Epoch`] changes nothing
 //! once that has ended: a replaced history, a mismatch that verification found, a panic and a removal end it, and the mirror
 //! is loaded again.
 

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::fan_out::FanOut;
 use super::flags::{CachePack, MirrorConfig};
-use super::lineage::{Before, ClusterState, HistoryId, Verdict};
+use super::lineage::{Before, ClusterState, HistoryId, Transition};
 use super::neighbours::{Neighbours, UselessNeighbour};
 use super::view::Mirror;
 use rangecache_base::flags::Live;
@@ -205,7 +205,7 @@ impl MirrorSet {
     /// every mirror, unless that has been done. `revision` is one of the new history, 0 if none is known; `explanation`
     /// goes to the log.
     pub(super) fn replace_history(&self, before: &Before, revision: i64, explanation: &str) {
-        if self.cluster_state.contradict(before) == Verdict::Replaced {
+        if self.cluster_state.contradict(before) == Transition::Replaced {
             self.drop_all(revision, explanation);
         }
     }

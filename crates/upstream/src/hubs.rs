@@ -8,12 +8,12 @@ use etcd_wire::grpc::hub::{HubHistory, HubProof};
 /// Rangecaches that are remembered: those behind a balancer are few.
 const MAX_HUBS: usize = 16;
 
-/// Whose history of etcd a response is of.
+/// History of etcd that a response is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lineage {
-    /// That of the member which has responded: its raft log shows it.
+    /// History of the member that has responded: its raft log shows it.
     Member,
-    /// That of a hub, which has compared raft logs itself.
+    /// History of a hub, which has compared raft logs itself.
     Hub(HubHistory),
 }
 

@@ -1,4 +1,4 @@
-//! What a connection stands for: a history of etcd, since a moment. Members of etcd and other rangecaches (hubs) are told apart here,
+//! History of etcd that a connection stands for, since a moment. Members of etcd and other rangecaches (hubs) are distinguished here,
 //! and nowhere outside this crate.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::hubs::Lineage;
 /// Attempts at a proof of one hub: a balancer may lead to others.
 const PROOF_ATTEMPTS: u32 = 16;
 
-/// What a connection stands for.
+/// History that a connection stands for, since a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Standing {
     /// The history.
@@ -27,7 +27,7 @@ pub struct Standing {
 }
 
 impl Connection {
-    /// What the last response stands for; `None` behind a hub that has proven nothing.
+    /// Standing of the last response; `None` behind a hub that has proven nothing.
     #[must_use]
     pub fn standing(&self) -> Option<Standing> {
         let lineage = match self.hubs.lock().last() {

@@ -52,38 +52,27 @@ if self.fragment_is_open {
         shows: "after thousands of missed revisions",
         changes: &[
             Change {
-                item: "Feed::open",
-                find: "
-let by_events = |compacted| {
-    anchor
-        .first_event(compacted)
-        .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
-};
-",
-                replace: "let by_events = |_: i64| ContinuityProof::Comparison;",
+                item: "Anchor::evidence",
+                find: "near.dedup();",
+                replace: "near.clear();",
             },
             Change {
                 item: "Feed::open_by",
-                find: "ContinuityProof::Load(_) | ContinuityProof::Comparison => anchor.revision + 1,",
+                find: "Evidence::Loader(_) | Evidence::Keys => anchor.revision + 1,",
                 replace: "
-ContinuityProof::Load(_) => anchor.revision + 1,
-ContinuityProof::Comparison => 0,
+Evidence::Loader(_) => anchor.revision + 1,
+Evidence::Keys => 0,
 ",
             },
             Change {
                 item: "Feed::open_by",
-                find: "ContinuityProof::Comparison if anchor.ends_with_a_delete() => {",
-                replace: "ContinuityProof::Comparison if anchor.revision < 0 => {",
+                find: "Evidence::Keys if anchor.ends_with_a_delete() => {",
+                replace: "Evidence::Keys if anchor.revision < 0 => {",
             },
             Change {
                 item: "Feed::open_by",
-                find: "
-ContinuityProof::Comparison => {
-    let is_held = compare(mirror, epoch, anchor, connection).await?;
-    is_held.then_some(Step::Wait)
-}
-",
-                replace: "ContinuityProof::Comparison => Some(Step::Wait),",
+                find: "Evidence::Keys => feed.holds_newest_state(anchor).await?.then_some(Step::Wait),",
+                replace: "Evidence::Keys => Some(Step::Wait),",
             },
         ],
     },
@@ -105,30 +94,19 @@ ContinuityProof::Comparison => {
         shows: "stale .* after etcd answered again",
         changes: &[
             Change {
-                item: "Feed::open",
-                find: "
-let by_events = |compacted| {
-    anchor
-        .first_event(compacted)
-        .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
-};
-",
-                replace: "let by_events = |_: i64| ContinuityProof::Comparison;",
+                item: "Anchor::evidence",
+                find: "near.dedup();",
+                replace: "near.clear();",
             },
             Change {
                 item: "Feed::open_by",
-                find: "ContinuityProof::Comparison if anchor.ends_with_a_delete() => {",
-                replace: "ContinuityProof::Comparison if anchor.revision < 0 => {",
+                find: "Evidence::Keys if anchor.ends_with_a_delete() => {",
+                replace: "Evidence::Keys if anchor.revision < 0 => {",
             },
             Change {
                 item: "Feed::open_by",
-                find: "
-ContinuityProof::Comparison => {
-    let is_held = compare(mirror, epoch, anchor, connection).await?;
-    is_held.then_some(Step::Wait)
-}
-",
-                replace: "ContinuityProof::Comparison => Some(Step::Wait),",
+                find: "Evidence::Keys => feed.holds_newest_state(anchor).await?.then_some(Step::Wait),",
+                replace: "Evidence::Keys => Some(Step::Wait),",
             },
         ],
     },
@@ -173,18 +151,14 @@ ContinuityProof::Comparison => {
         shows: "stale .* after etcd answered again",
         changes: &[
             Change {
-                item: "Anchor::first_event",
-                find: "
-let events = base
-    .chain(self.recent.iter().map(Change::revision))
-    .chain(self.last_event);
-",
-                replace: "let events = base.take(0).chain(self.last_event);",
+                item: "Anchor::evidence",
+                find: ".chain(recent).chain(self.last_event);",
+                replace: ".chain(recent).take(0).chain(self.last_event);",
             },
             Change {
-                item: "Feed::open_by",
-                find: "_ if first.is_none() || anchor.proves_by_events_from(*event) => true,",
-                replace: "_ if first.is_none() || *event > 0 => true,",
+                item: "Feed::judge_events",
+                find: "_ if anchor.proves_by_events_from(first) => true,",
+                replace: "_ if first > 0 => true,",
             },
         ],
     },
@@ -195,19 +169,14 @@ let events = base
         shows: "assertion .left == right. failed",
         changes: &[
             Change {
-                item: "compare",
+                item: "Feed::holds_newest_state",
                 find: "mirror.forget_before(epoch, anchor.revision)?;",
                 replace: "mirror.forget_before(epoch, 0)?;",
             },
             Change {
-                item: "compare_base",
-                find: "let keys = keys_of(mirror, tree.clone(), *revision);",
-                replace: "
-let keys = keys_of(mirror, tree.clone(), *revision);
-if *revision > 0 {
-    return Ok(true);
-}
-",
+                item: "Feed::judge_events",
+                find: "self.holds(tree, *revision).await?,",
+                replace: "*revision > 0 || self.holds(tree, *revision).await?,",
             },
         ],
     },
@@ -292,7 +261,7 @@ self.take(burst)?;
         test: "--test end_to_end stream_leaves_memory_after_two_events_of_one_key",
         shows: "canceled: true",
         changes: &[Change {
-            item: "Continuity::are_held",
+            item: "EventComparison::are_held",
             find: ".all(|change| !later.insert(change.key()) || is_held(change))",
             replace: ".all(|change| later.insert(change.key()) | is_held(change) && is_held(change))",
         }],

@@ -7,7 +7,7 @@ use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::{Epoch, Mirror, StaleEpoch};
 use etcd_wire::etcdserverpb::ResponseHeader;
-use rangecache_upstream::{Connection, Lineage, Upstream, Version, gates};
+use rangecache_upstream::{Connection, Lineage, Upstream, gates};
 
 /// A mirror, and the connection to the member that feeds it.
 #[derive(Clone, Copy, Debug)]
@@ -24,32 +24,14 @@ pub(crate) struct Feeding<'a> {
     pub(crate) connection: &'a Arc<Connection>,
 }
 
-/// Member that feeds a mirror.
+/// Abilities of the member that feeds a mirror.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum FeedMember {
-    /// A member of etcd, with its version if that is known.
-    Etcd(Option<Version>),
-    /// Another rangecache: it proves nothing in front of an etcd whose progress notifications cannot be trusted.
-    Hub,
-}
-
-impl FeedMember {
-    /// Whether its progress notifications can be trusted.
-    pub(super) fn has_true_progress(self) -> bool {
-        match self {
-            FeedMember::Etcd(version) => version.is_some_and(|of| gates::PROGRESS_NOTIFICATIONS.is_open(of)),
-            FeedMember::Hub => true,
-        }
-    }
-
+pub(super) struct FeedMember {
+    /// Whether its progress notifications can be trusted. Where raft logs cannot be compared they can: a rangecache in the place of etcd
+    /// proves nothing in front of one whose notifications cannot be trusted.
+    pub(super) has_true_progress: bool,
     /// Whether a watch that begins at its compaction revision may lack deletes.
-    pub(super) fn may_lack_deletes(self) -> bool {
-        match self {
-            FeedMember::Etcd(version) => version.is_none_or(|of| !gates::DELETES_AT_COMPACTION.is_open(of)),
-            // The version of its etcd is not known.
-            FeedMember::Hub => true,
-        }
-    }
+    pub(super) may_lack_deletes: bool,
 }
 
 impl Feeding<'_> {
@@ -73,16 +55,20 @@ impl Feeding<'_> {
         if !before.note_cluster(created.cluster_id) || !position.continues(before) {
             return Err(self.another_history(before, position.header.revision));
         }
-        if position.raft_index.is_none() {
-            return Ok(FeedMember::Hub);
-        }
+        let has_log = position.raft_index.is_some();
         let version = if position.header.member_id == created.member_id {
             position.version
-        } else {
+        } else if has_log {
             let status = self.connection.status_of(created.member_id).await?;
             status.and_then(|status| status.version.parse().ok())
+        } else {
+            None
         };
-        Ok(FeedMember::Etcd(version))
+        Ok(FeedMember {
+            has_true_progress: !has_log
+                || version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version)),
+            may_lack_deletes: version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version)),
+        })
     }
 
     /// Records that the mirror's contents were found in `lineage`; `None` if it is not known in which.

@@ -2,8 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `opening` | creating the watch, and proving that it continues the mirror's history |
-//! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
+//! | `opening` | creating the watch, and the evidence that it continues the mirror's history (I4) |
 //! | `member` | cluster, history and version of the member that feeds a mirror |
 //! | `history_check` | whether a connection is of the known history (W10) |
 //! | `assemble` | whole revisions from watch responses (I3) |
@@ -14,7 +13,6 @@
 
 mod assemble;
 mod burst;
-mod continuity;
 mod end;
 mod history_check;
 mod lag;
@@ -58,12 +56,12 @@ impl<'a> Feeding<'a> {
     pub(super) async fn open(self, loaded_by: &mut LoadedBy) -> Result<Feed<'a>, FeedEnd> {
         let opening = async {
             let resumes = loaded_by.is_none();
-            let proven = Feed::open(self, loaded_by).await?;
+            let (feed, first) = Feed::open(self, loaded_by).await?;
             if resumes {
                 let anchor = self.mirror.anchor(self.epoch)?;
                 others_continue(self, anchor.map_or(0, |anchor| anchor.revision)).await?;
             }
-            proven.serve()
+            feed.serve(first)
         };
         tokio::select! {
             opened = opening => opened,

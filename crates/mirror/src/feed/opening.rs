@@ -1,5 +1,7 @@
-//! Opening of a feed: creates the watch, and proves that it continues the mirror's history.
+//! Opening of a feed: creates the watch, and finds evidence that it continues the mirror's history. A feed resumes *at* the newest events
+//! that it delivered, so that they are delivered again (the table in `lineage/judge.rs`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -8,21 +10,21 @@ use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
 use super::burst::Burst;
-use super::continuity::{Continuity, ContinuityProof, Judgement, compare, compare_base, still_responds};
 use super::end::FeedEnd;
-use super::member::Feeding;
+use super::member::{FeedMember, Feeding};
 use super::replaced;
-use crate::lineage::Before;
+use crate::lineage::{Anchor, Before, EventComparison, Evidence, Keys, Verdict};
 use crate::load::{LoadCause, LoadedBy};
-use crate::view::Anchor;
+use crate::view::Mirror;
+use etcd_store::cache::Tree;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
-    ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+    RangeRequest, ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
 use etcd_wire::grpc::fields::FEED;
 use rangecache_base::faults::{self, Fault};
-use rangecache_upstream::gates;
+use rangecache_upstream::{Connection, gates, header_request, is_compaction, is_future_revision, range};
 
 /// Timeout for creating a watch and for a small read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -48,23 +50,6 @@ pub(crate) struct Feed<'a> {
     pub(super) brings_replaced: bool,
 }
 
-/// A feed that continues the mirror's history.
-pub(super) struct ProvenFeed<'a> {
-    feed: Feed<'a>,
-    /// First step of the feed, without the events that the mirror has.
-    first: Step,
-}
-
-impl<'a> ProvenFeed<'a> {
-    /// Puts the mirror in service.
-    pub(super) fn serve(self) -> Result<Feed<'a>, FeedEnd> {
-        let feeding = self.feed.feeding;
-        feeding.mirror.put_in_service(feeding.epoch)?;
-        self.feed.take(self.first.into())?;
-        Ok(self.feed)
-    }
-}
-
 /// Compares the history behind `connection` with the mirror's contents, by the proofs of a feed, and without a change of
 /// the mirror.
 ///
@@ -79,149 +64,160 @@ pub(super) async fn compare_history(feeding: Feeding<'_>) -> Result<(), FeedEnd>
 }
 
 impl<'a> Feed<'a> {
-    /// Creates the watch, and proves that it continues the mirror's history. `loaded_by` is the connection that loaded the
-    /// mirror, until a feed was created.
+    /// Creates the watch, and finds evidence that it continues the mirror's history. Returns its first step, without the events that the
+    /// mirror has. `loaded_by` is the connection that loaded the mirror, until a feed was created.
     pub(super) async fn open(
         feeding: Feeding<'a>,
         loaded_by: &mut LoadedBy,
-    ) -> Result<ProvenFeed<'a>, FeedEnd> {
+    ) -> Result<(Feed<'a>, Step), FeedEnd> {
         let anchor = feeding.mirror.anchor(feeding.epoch)?.ok_or(FeedEnd::StaleEpoch)?;
-        let by_events = |compacted| {
-            anchor
-                .first_event(compacted)
-                .map_or(ContinuityProof::Comparison, ContinuityProof::FirstEvent)
-        };
         let lineages = feeding.connection.proven_lineages();
-        let mut proof = loaded_by
-            .clone()
-            .map_or_else(|| by_events(0), ContinuityProof::Load);
-        loop {
-            let opened = Feed::open_by(feeding, &anchor, &proof).await;
-            // What does not prove anything is followed by the next proof.
-            let cause = match opened {
-                Ok(proven) => {
-                    match &proof {
-                        ContinuityProof::Load(by) => {
-                            feeding.note_lineage(by.standing().map(|standing| standing.lineage))?
-                        }
-                        ContinuityProof::FirstEvent(_) | ContinuityProof::Comparison => {
-                            feeding.note_lineage(feeding.connection.lineage_since(&lineages))?;
-                        }
-                    }
+        let (mut compacted, mut shows_nothing) = (0, FeedEnd::StaleEpoch);
+        for evidence in anchor.evidence(loaded_by.clone()) {
+            if matches!(evidence, Evidence::Events(first) if first < compacted) {
+                continue;
+            }
+            match Feed::open_by(feeding, &anchor, &evidence).await {
+                Ok(opened) => {
+                    let lineage = match &evidence {
+                        Evidence::Loader(loader) => loader.standing().map(|standing| standing.lineage),
+                        Evidence::Events(_) | Evidence::Keys => feeding.connection.lineage_since(&lineages),
+                    };
+                    feeding.note_lineage(lineage)?;
                     *loaded_by = None;
-                    return Ok(proven);
+                    return Ok(opened);
                 }
-                Err(FeedEnd::Reload(cause @ (LoadCause::Compacted(_) | LoadCause::Unproven), _))
-                    if !matches!(proof, ContinuityProof::Comparison) =>
-                {
-                    cause
+                Err(end @ FeedEnd::Reload(cause @ (LoadCause::Compacted(_) | LoadCause::Unproven), _)) => {
+                    compacted = match (evidence, cause) {
+                        (Evidence::Loader(_), _) => 0,
+                        (_, LoadCause::Compacted(revision)) => revision,
+                        // No other events show more.
+                        _ => i64::MAX,
+                    };
+                    shows_nothing = end;
                 }
                 Err(end) => return Err(end),
-            };
-            proof = match (proof, cause) {
-                (ContinuityProof::Load(_), _) => by_events(0),
-                (ContinuityProof::FirstEvent(event), LoadCause::Compacted(compacted))
-                    if compacted > event =>
-                {
-                    by_events(compacted)
-                }
-                _ => ContinuityProof::Comparison,
-            };
+            }
         }
+        Err(shows_nothing)
     }
 
-    /// Creates the watch, and proves by `proof` that it continues the history of `anchor`.
+    /// Creates the watch, and judges by `evidence` whether it continues the history of `anchor`.
+    ///
+    /// # Errors
+    /// [`FeedEnd::Reload`] if the evidence shows nothing.
     async fn open_by(
         feeding: Feeding<'a>,
         anchor: &Anchor,
-        proof: &ContinuityProof,
-    ) -> Result<ProvenFeed<'a>, FeedEnd> {
-        let Feeding {
-            mirror,
-            epoch,
-            connection,
-            ..
-        } = feeding;
+        evidence: &Evidence,
+    ) -> Result<(Feed<'a>, Step), FeedEnd> {
         let before = feeding.set.cluster_state.before_check();
-        let start_revision = match proof {
-            ContinuityProof::FirstEvent(event) => *event,
-            ContinuityProof::Load(_) | ContinuityProof::Comparison => anchor.revision + 1,
+        let start_revision = match evidence {
+            Evidence::Events(first) => *first,
+            Evidence::Loader(_) | Evidence::Keys => anchor.revision + 1,
         };
         let brings_replaced = anchor.tree.summary().not_held_bytes > 0;
         let (mut feed, created) = Feed::create(feeding, &before, start_revision, brings_replaced).await?;
         let shown = created.revision;
         let member = feeding.check_member(&before, created).await?;
-        feed.trusts_progress = member.has_true_progress();
+        feed.trusts_progress = member.has_true_progress;
         if !feed.trusts_progress {
-            feed.may_do_without_progress(anchor, proof)?;
+            feed.may_do_without_progress(anchor, evidence)?;
         }
-        let first = match proof {
-            ContinuityProof::FirstEvent(event) => {
-                let proving = feed.prove(Continuity::new(anchor, *event));
-                let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
-                let first = proven.map_err(|_| {
-                    FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
-                })??;
-                let is_held = match &anchor.base {
-                    _ if first.is_none() || anchor.proves_by_events_from(*event) => true,
-                    // Few events prove little about what was loaded. Every one since the oldest state was delivered again.
-                    Some(base) if base.1 + 1 == *event => compare_base(mirror, base, connection).await?,
-                    _ => compare(mirror, epoch, anchor, connection).await?,
-                };
-                if !is_held {
-                    return Err(feeding.another_history(&before, shown));
-                }
-                first
-            }
-            ContinuityProof::Load(loaded_by) => {
-                let continues = still_responds(mirror, anchor, loaded_by).await?;
+        let first = match evidence {
+            Evidence::Loader(loader) => {
+                let continues = still_responds(feeding.mirror, anchor, loader).await?;
                 continues.then_some(Step::Wait)
             }
+            Evidence::Events(first) => feed.judge_events(anchor, *first, member).await?,
             // After the watch was created: if the revision can still be read, no delete behind it was compacted before
             // (etcd 18089, 19179).
-            ContinuityProof::Comparison if anchor.ends_with_a_delete() => {
-                // A delete leaves nothing to compare.
-                return Err(FeedEnd::Reload(
-                    LoadCause::Unproven,
-                    "the last event can no longer be had from etcd".into(),
+            Evidence::Keys if anchor.ends_with_a_delete() => {
+                return Err(unproven("the last event can no longer be had from etcd"));
+            }
+            Evidence::Keys => feed.holds_newest_state(anchor).await?.then_some(Step::Wait),
+        };
+        match first {
+            Some(first) => Ok((feed, first)),
+            None => Err(feeding.another_history(&before, shown)),
+        }
+    }
+
+    /// Judges the events that are delivered again from revision `first` on, and where they are few, what was loaded. Returns what follows
+    /// them; `None` if the history is another one.
+    async fn judge_events(
+        &mut self,
+        anchor: &Anchor,
+        first: i64,
+        member: FeedMember,
+    ) -> Result<Option<Step>, FeedEnd> {
+        let proving = self.compare_events(EventComparison::new(anchor, first));
+        let compared = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
+        let compared = compared
+            .map_err(|_| FeedEnd::Lost("the mirror's last event was not delivered again in time".into()))??;
+        let Some(step) = compared else {
+            if anchor.has_delete_from(first) && member.may_lack_deletes {
+                return Err(unproven(
+                    "this version of etcd may have compacted the mirror's last event",
                 ));
             }
-            ContinuityProof::Comparison => {
-                let is_held = compare(mirror, epoch, anchor, connection).await?;
-                is_held.then_some(Step::Wait)
-            }
+            return Ok(None);
         };
-        let Some(first) = first else {
-            if let ContinuityProof::FirstEvent(event) = proof
-                && anchor.has_delete_from(*event)
-                && member.may_lack_deletes()
-            {
-                return Err(FeedEnd::Reload(
-                    LoadCause::Unproven,
-                    "this version of etcd may have compacted the mirror's last event".into(),
-                ));
-            }
-            return Err(feeding.another_history(&before, shown));
+        let is_held = match &anchor.base {
+            _ if anchor.proves_by_events_from(first) => true,
+            // Few events prove little about what was loaded. Every one since the oldest state was delivered again.
+            Some((tree, revision)) if revision + 1 == first => self.holds(tree, *revision).await?,
+            _ => self.holds_newest_state(anchor).await?,
         };
-        Ok(ProvenFeed { feed, first })
+        Ok(is_held.then_some(step))
+    }
+
+    /// Whether etcd holds the mirror's newest state. If it does, memory forgets its older states: they may be others.
+    async fn holds_newest_state(&self, anchor: &Anchor) -> Result<bool, FeedEnd> {
+        let Feeding { mirror, epoch, .. } = self.feeding;
+        let is_held = self.holds(&anchor.tree, anchor.revision).await?;
+        if is_held {
+            mirror.forget_before(epoch, anchor.revision)?;
+        }
+        Ok(is_held)
+    }
+
+    /// Whether etcd holds the keys of `tree` at `revision`, as far as the newest of them and their number show.
+    ///
+    /// # Errors
+    /// [`FeedEnd::Reload`] if etcd has compacted the revision, [`FeedEnd::Lost`] if it does not respond.
+    async fn holds(&self, tree: &Tree, revision: i64) -> Result<bool, FeedEnd> {
+        let Feeding {
+            mirror, connection, ..
+        } = self.feeding;
+        let keys = Keys {
+            tree: tree.clone(),
+            from: mirror.scope.key(),
+            end: mirror.scope.range_end(),
+            revision,
+        };
+        keys.are_held_by(connection).await.map_err(|status| {
+            if is_compaction(&status) {
+                compacted_past(revision)
+            } else {
+                status.into()
+            }
+        })
     }
 
     /// Decides what becomes of a feed whose member's progress notifications cannot be trusted. If this holds for every
     /// endpoint, linearizable reads are forwarded anyway and the mirror follows the events alone.
-    fn may_do_without_progress(&self, anchor: &Anchor, proof: &ContinuityProof) -> Result<(), FeedEnd> {
+    fn may_do_without_progress(&self, anchor: &Anchor, evidence: &Evidence) -> Result<(), FeedEnd> {
         let lowest = self.feeding.upstream.lowest_version();
         if lowest.is_some_and(|lowest| gates::PROGRESS_NOTIFICATIONS.is_open(lowest)) {
             return Err(FeedEnd::Lost(
                 "progress notifications of the watch's member cannot be trusted".into(),
             ));
         }
-        match proof {
-            ContinuityProof::FirstEvent(_) if anchor.last_event < Some(anchor.revision) => {
-                Err(FeedEnd::Reload(
-                    LoadCause::Unproven,
-                    "only a progress notification can show that there are no other events".into(),
-                ))
-            }
+        match evidence {
+            Evidence::Events(_) if anchor.last_event < Some(anchor.revision) => Err(unproven(
+                "only a progress notification can show that there are no other events",
+            )),
             _ => Ok(()),
         }
     }
@@ -288,7 +284,7 @@ impl<'a> Feed<'a> {
 
     /// Waits until the responses show whether the feed continues the mirror's history. If it does, returns what has
     /// arrived behind the mirror's revision. The caller bounds the wait.
-    async fn prove(&mut self, mut continuity: Continuity<'_>) -> Result<Option<Step>, FeedEnd> {
+    async fn compare_events(&mut self, mut comparison: EventComparison<'_>) -> Result<Option<Step>, FeedEnd> {
         let mut pause = PROGRESS_PAUSE_FIRST;
         loop {
             // Without events behind the last one only a progress notification shows that there are none.
@@ -301,14 +297,14 @@ impl<'a> Feed<'a> {
             let Some(step) = self.step(&response)? else {
                 continue;
             };
-            let judgement = match &step {
-                Step::Wait | Step::Fenced(_) => Judgement::Open,
-                Step::Apply { changes, .. } => continuity.events(changes),
-                Step::Advance(revision) => continuity.progress(*revision),
+            let verdict = match &step {
+                Step::Wait | Step::Fenced(_) => None,
+                Step::Apply { changes, .. } => comparison.events(changes),
+                Step::Advance(revision) => comparison.progress(*revision),
             };
-            match judgement {
-                Judgement::Open => {}
-                Judgement::Another(explanation) => {
+            match verdict {
+                None => {}
+                Some(Verdict::Another(explanation)) => {
                     tracing::debug!(
                         mirror = self.feeding.mirror.name,
                         explanation,
@@ -316,12 +312,20 @@ impl<'a> Feed<'a> {
                     );
                     return Ok(None);
                 }
-                Judgement::Continues => {
-                    self.assembler.raise(continuity.revision());
-                    return Ok(Some(step.behind(continuity.revision())));
+                Some(Verdict::Continues) => {
+                    self.assembler.raise(comparison.revision());
+                    return Ok(Some(step.behind(comparison.revision())));
                 }
             }
         }
+    }
+
+    /// Puts the mirror in service, and takes the `first` step.
+    pub(super) fn serve(self, first: Step) -> Result<Feed<'a>, FeedEnd> {
+        let Feeding { mirror, epoch, .. } = self.feeding;
+        mirror.put_in_service(epoch)?;
+        self.take(first.into())?;
+        Ok(self)
     }
 
     /// Requests a progress notification.
@@ -359,6 +363,41 @@ impl<'a> Feed<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether the member that has just loaded the mirror still responds on the same connection: its history, and so the
+/// one of every member in its quorum, has not been replaced since.
+///
+/// # Errors
+/// [`FeedEnd::Reload`] if it does not respond, which proves nothing, or if the mirror's revision was compacted.
+async fn still_responds(mirror: &Mirror, anchor: &Anchor, loader: &Arc<Connection>) -> Result<bool, FeedEnd> {
+    let request = RangeRequest {
+        revision: anchor.revision,
+        ..header_request(mirror.scope.key())
+    };
+    let has_responded = range(loader, request).await;
+    if !loader.has_one_lineage().await {
+        return Err(unproven(
+            "the hub that has sent the mirror's keys may have another history now",
+        ));
+    }
+    match has_responded {
+        Ok(_) => Ok(true),
+        Err(status) if is_future_revision(&status) => Ok(false),
+        Err(status) if is_compaction(&status) => Err(compacted_past(anchor.revision)),
+        Err(status) => Err(unproven(FeedEnd::from(status).to_string())),
+    }
+}
+
+/// End of a feed of which the evidence shows nothing.
+fn unproven(explanation: impl Into<String>) -> FeedEnd {
+    FeedEnd::Reload(LoadCause::Unproven, explanation.into())
+}
+
+/// End of a feed whose evidence at `revision` etcd has compacted: at least that revision, which the response does not name.
+fn compacted_past(revision: i64) -> FeedEnd {
+    let cause = LoadCause::Compacted(revision + 1);
+    FeedEnd::Reload(cause, "etcd has compacted past the mirror".into())
 }
 
 async fn send(requests: &mpsc::Sender<WatchRequest>, request: RequestUnion) -> Result<(), FeedEnd> {

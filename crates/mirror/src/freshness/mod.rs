@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::flags::MirrorConfig;
-use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
+use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Transition};
 use super::metrics::FreshnessMetrics;
 use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
@@ -479,31 +479,41 @@ impl Freshness {
         faults::trip(Fault::Check);
         let responding = async {
             let checked = caller.check(connection, history, at, trace).await?;
-            let compared = if checked.is_quorum {
-                required_comparison(connection, &before, &checked).await?
-            } else {
-                Some(LogComparison::KNOWN)
-            };
-            Ok::<_, tonic::Status>((checked.header, checked.is_quorum, compared))
+            let position = required_position(connection, &before, &checked).await?;
+            Ok::<_, tonic::Status>((checked, position))
         };
         let attempt_deadline = deadline.min(Instant::now() + caller.attempt_timeout());
         let responded = tokio::time::timeout_at(attempt_deadline, responding).await;
         faults::hold(Fault::Hold).await;
         match responded {
-            // The first response has shown that the endpoint is a hub.
-            Ok(Ok((_, _, None))) if is_authenticated => Err(Reason::BehindHub.into()),
-            Ok(Ok((_, _, None))) => Err(AttemptFailure::WithoutProof),
-            Ok(Ok((header, true, Some(compared)))) => {
-                self.finish_check(caller, &before, header, compared.raft_index)?;
-                let continues = self.history_continues(connection, history, &compared);
-                if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
+            Ok(Ok((checked, position))) => {
+                let raft_index = position.as_ref().and_then(|position| position.raft_index);
+                // Another response has shown meanwhile that the endpoint may be a hub.
+                let lacks_log = position.is_some() && raft_index.is_none();
+                let lineage = checked.lineage.filter(|of| !lacks_log || *of != Lineage::Member);
+                let Some(lineage) = lineage else {
+                    return Err(if is_authenticated {
+                        Reason::BehindHub.into()
+                    } else {
+                        AttemptFailure::WithoutProof
+                    });
+                };
+                if checked.is_quorum {
+                    self.finish_check(caller, &before, checked.header, raft_index)?;
+                    if position.is_some() {
+                        let continues = self.history_continues(connection, history, lineage);
+                        if !matches!(
+                            tokio::time::timeout_at(attempt_deadline, continues).await,
+                            Ok(true)
+                        ) {
+                            let message = "the history behind the connection is not known to be the same";
+                            return Err(AttemptFailure::Status(tonic::Status::unavailable(message)));
+                        }
+                    }
                     self.cluster_state.note_checked(connection.opened());
-                    return Ok(proof(header, compared.lineage));
                 }
-                let message = "the history behind the connection is not known to be the same";
-                Err(AttemptFailure::Status(tonic::Status::unavailable(message)))
+                Ok(proof(checked.header, lineage))
             }
-            Ok(Ok((header, false, Some(_)))) => Ok(proof(header, Lineage::Member)),
             Ok(Err(status)) if at > 0 && is_compaction(&status) => {
                 (self.findings.compacted)(history, at.saturating_add(1));
                 Err(AttemptFailure::Final(Unproven::Compacted(at)))
@@ -548,17 +558,15 @@ impl Freshness {
         Ok(())
     }
 
-    /// Whether what the mirrors hold is of the history behind `connection`, if a check on it that was `compared` has to show that. The
-    /// raft log shows no rollback whose lost revisions were written again, and a feed may not have noticed yet that its member
-    /// is gone.
+    /// Whether what the mirrors hold is of the history behind `connection`, on which a check has shown `lineage`. The raft log shows no
+    /// rollback whose lost revisions were written again, and a feed may not have noticed yet that its member is gone.
     async fn history_continues(
         &self,
         connection: &Arc<Connection>,
         history: HistoryId,
-        compared: &LogComparison,
+        lineage: Lineage,
     ) -> bool {
-        let lineage = compared.lineage;
-        if !compared.is_first || connection.is_of_history(history.number(), lineage) {
+        if connection.is_of_history(history.number(), lineage) {
             return true;
         }
         let compared = (self.findings.continues)(Arc::clone(connection), history, lineage);
@@ -613,9 +621,9 @@ impl Freshness {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
         match self.cluster_state.after_check(before, header, raft_index) {
-            Verdict::Continues => return Ok(()),
-            Verdict::Replaced => (self.findings.replaced)(&header),
-            Verdict::Outdated => {}
+            Transition::Continues => return Ok(()),
+            Transition::Replaced => (self.findings.replaced)(&header),
+            Transition::Outdated => {}
         }
         Err(Reason::HistoryReplaced)
     }
@@ -639,56 +647,25 @@ impl From<Reason> for AttemptFailure {
     }
 }
 
-/// Facts that a check needs in addition to its header, so that it shows that the history behind its connection is the known one (I4).
-struct LogComparison {
-    /// Raft index of the member that has answered the check; `None` if the header suffices, or raft logs cannot be compared.
-    raft_index: Option<u64>,
-    /// Whether this check has to show that the connection is of the known history.
-    is_first: bool,
-    /// Lineage that the check has shown.
-    lineage: Lineage,
-}
-
-impl LogComparison {
-    /// The connection is known to be of the history.
-    const KNOWN: LogComparison = LogComparison {
-        raft_index: None,
-        is_first: false,
-        lineage: Lineage::Member,
-    };
-}
-
-/// Comparison that is due after a check: the raft index of the member that has answered it, at the first check on the
-/// connection and if the header leaves it open. Where raft logs cannot be compared, the contents have to be, in a lineage that was
-/// not compared on this connection before. `None` if the response is of no proven lineage.
+/// Position of the member that has answered a check, if that has to be compared as well: at the first check on the connection, after which
+/// contents are compared, too, and if the header leaves it open. Where raft logs cannot be compared, the first check is the first of its
+/// lineage on this connection.
 ///
 /// # Errors
 /// The status of the request for a raft index.
-async fn required_comparison(
+async fn required_position(
     connection: &Arc<Connection>,
     before: &Before,
     checked: &Checked,
-) -> Result<Option<LogComparison>, tonic::Status> {
-    let Some(lineage) = checked.lineage else {
+) -> Result<Option<Position>, tonic::Status> {
+    let Some(lineage) = checked.lineage.filter(|_| checked.is_quorum) else {
         return Ok(None);
     };
     let is_known = connection.is_of_history(before.history_id().number(), lineage);
     if is_known && !before.needs_raft_index(&checked.header) {
-        return Ok(Some(LogComparison {
-            lineage,
-            ..LogComparison::KNOWN
-        }));
-    }
-    let position = Position::of(connection, checked.header).await?;
-    // Another response has shown a hub meanwhile.
-    if lineage == Lineage::Member && position.raft_index.is_none() {
         return Ok(None);
     }
-    Ok(Some(LogComparison {
-        raft_index: position.raft_index,
-        is_first: true,
-        lineage,
-    }))
+    Position::of(connection, checked.header).await.map(Some)
 }
 
 #[cfg(test)]

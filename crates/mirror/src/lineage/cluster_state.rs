@@ -14,8 +14,8 @@
 //! | a feed's or a load's contents differ | [`ClusterState::contradict`] | always |
 //! | a client's write ends | [`ClusterState::note_write`] | its revision was known before it was sent |
 //!
-//! The one that replaces it ([`Verdict::Replaced`]) drops the mirrors. All that began in the old history and end later
-//! prove nothing ([`Verdict::Outdated`]), and their notes go to the old history.
+//! The one that replaces it ([`Transition::Replaced`]) drops the mirrors. All that began in the old history and end later
+//! prove nothing ([`Transition::Outdated`]), and their notes go to the old history.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ use etcd_store::cache::ResponseHeader;
 
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Transition {
     /// The response is of the same history, at the same or a later revision.
     Continues,
     /// The history was replaced, and this response is the first that shows it: the caller drops the mirrors.
@@ -270,7 +270,12 @@ impl ClusterState {
 
     /// Compares a quorum check's `header` with the state when the check began, and with the `raft_index` of a later
     /// status of the same member if it was read ([`Before::needs_raft_index`]).
-    pub fn after_check(&self, before: &Before, header: ResponseHeader, raft_index: Option<u64>) -> Verdict {
+    pub fn after_check(
+        &self,
+        before: &Before,
+        header: ResponseHeader,
+        raft_index: Option<u64>,
+    ) -> Transition {
         let history = &before.history;
         if !before.continues_with(&header, raft_index) {
             let next = History::new(history.id.next());
@@ -280,7 +285,7 @@ impl ClusterState {
             return self.replace(before, next);
         }
         if !self.is_current(history) {
-            return Verdict::Outdated;
+            return Transition::Outdated;
         }
         history.note_known(header.revision);
         history.note_identity(header);
@@ -291,7 +296,7 @@ impl ClusterState {
             self.unreadable_covered
                 .fetch_max(before.unreadable, Ordering::AcqRel);
         }
-        Verdict::Continues
+        Transition::Continues
     }
 
     /// Records a member's `raft_index`, and the `revision` of a linearizable read that began after that status. Both
@@ -301,22 +306,19 @@ impl ClusterState {
     }
 
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began.
-    pub fn contradict(&self, before: &Before) -> Verdict {
+    pub fn contradict(&self, before: &Before) -> Transition {
         self.replace(before, History::new(before.history.id.next()))
     }
 
-    /// Compares a write's response, which had the `revision` in the cluster `cluster_id`, with the state before the write was
-    /// sent. A write that has changed something has a higher revision than all that was known before, and one that has
-    /// changed nothing has no lower one: otherwise the history was replaced, and [`ClusterState::until_contradicted`]
-    /// returns.
+    /// Compares a write's response with the state before the write was sent ([`Before::write_continues`]). If the history was replaced,
+    /// [`ClusterState::until_contradicted`] returns.
     pub fn note_write(&self, before: &Before, cluster_id: u64, revision: i64, has_changed: bool) {
-        let lowest = before.revision() + i64::from(has_changed);
-        if revision == 0 || revision >= lowest || !before.history.may_be_of_cluster(cluster_id) {
+        if before.write_continues(cluster_id, revision, has_changed) {
             return;
         }
         let next = History::new(before.history.id.next());
         next.note_known(revision);
-        if self.replace(before, next) == Verdict::Replaced {
+        if self.replace(before, next) == Transition::Replaced {
             self.contradicted.notify_one();
         }
     }
@@ -327,15 +329,15 @@ impl ClusterState {
     }
 
     /// Replaces the history of `before`, unless that has happened already.
-    fn replace(&self, before: &Before, next: History) -> Verdict {
+    fn replace(&self, before: &Before, next: History) -> Transition {
         let previous = self.history.compare_and_swap(&before.history, Arc::new(next));
         if !Arc::ptr_eq(&previous, &before.history) {
-            return Verdict::Outdated;
+            return Transition::Outdated;
         }
         // What was shown before the replacement was shown before the new history is loaded.
         self.unreadable_covered
             .fetch_max(before.unreadable, Ordering::AcqRel);
-        Verdict::Replaced
+        Transition::Replaced
     }
 
     fn is_current(&self, history: &Arc<History>) -> bool {
@@ -363,7 +365,7 @@ mod tests {
         let before = state.before_check();
         assert_eq!(
             state.after_check(&before, header(1, 100, 5), None),
-            Verdict::Continues
+            Transition::Continues
         );
         state.note_raft_index(&before, 120, 100);
         assert!(state.record_served(HistoryId::FIRST, 100));
@@ -393,14 +395,14 @@ mod tests {
             ("lower term without raft", header(1, 300, 4), Some(0)),
         ];
         let expected = continues
-            .map(|case| (case, Verdict::Continues))
+            .map(|case| (case, Transition::Continues))
             .into_iter()
-            .chain(replaced.map(|case| (case, Verdict::Replaced)));
+            .chain(replaced.map(|case| (case, Transition::Replaced)));
         for ((what, header, raft_index), expected) in expected {
             let state = checked();
             let (before, concurrent) = (state.before_check(), state.before_check());
             assert_eq!(state.after_check(&before, header, raft_index), expected, "{what}");
-            let is_replaced = expected == Verdict::Replaced;
+            let is_replaced = expected == Transition::Replaced;
             assert_eq!(state.history().number(), u64::from(is_replaced), "{what}");
             assert_eq!(
                 state.min_served_revision(),
@@ -410,20 +412,20 @@ mod tests {
             if is_replaced {
                 assert_eq!(
                     state.after_check(&concurrent, header, raft_index),
-                    Verdict::Outdated,
+                    Transition::Outdated,
                     "{what}: replaced once"
                 );
-                assert_eq!(state.contradict(&concurrent), Verdict::Outdated, "{what}");
+                assert_eq!(state.contradict(&concurrent), Transition::Outdated, "{what}");
                 assert_eq!(state.history().number(), 1, "{what}");
                 assert_eq!(
                     state.after_check(&state.before_check(), header, raft_index),
-                    Verdict::Continues,
+                    Transition::Continues,
                     "{what}: the new history"
                 );
             }
         }
         let state = checked();
-        assert_eq!(state.contradict(&state.before_check()), Verdict::Replaced);
+        assert_eq!(state.contradict(&state.before_check()), Transition::Replaced);
         assert_eq!(
             (state.history().number(), state.known(), state.compacted()),
             (1, 0, 0)
@@ -463,7 +465,7 @@ mod tests {
             "it may have been a response of the new history"
         );
         let check = state.after_check(&state.before_check(), header(1, 61, 6), Some(70));
-        assert_eq!(check, Verdict::Continues);
+        assert_eq!(check, Transition::Continues);
         assert_eq!(state.min_served_revision(), Some(61));
     }
 
@@ -474,17 +476,17 @@ mod tests {
         state.current().note_known(11);
         assert_eq!(
             state.after_check(&before, header(1, 10, 2), None),
-            Verdict::Continues
+            Transition::Continues
         );
     }
 
     #[test]
     fn check_of_another_cluster_than_the_load_replaces_the_history() {
         for (loaded, checked, expected) in [
-            (1, 1, Verdict::Continues),
-            (1, 2, Verdict::Replaced),
-            (0, 2, Verdict::Continues),
-            (1, 0, Verdict::Continues),
+            (1, 1, Transition::Continues),
+            (1, 2, Transition::Replaced),
+            (0, 2, Transition::Continues),
+            (1, 0, Transition::Continues),
         ] {
             let state = ClusterState::default();
             assert!(state.before_check().note_cluster(loaded));

@@ -72,9 +72,9 @@ pub struct Before {
     pub(crate) history: Arc<History>,
     pub(crate) unreadable: u64,
     pub(crate) auth_changes: u64,
-    revision: i64,
-    identity: Option<Arc<ResponseHeader>>,
-    raft_gap: i64,
+    pub(super) revision: i64,
+    pub(super) identity: Option<Arc<ResponseHeader>>,
+    pub(super) raft_gap: i64,
     compacted: i64,
     /// When the check, feed or load began.
     began: Instant,
@@ -239,49 +239,15 @@ impl Before {
         self.compacted
     }
 
-    /// Highest revision that was known.
-    pub(crate) fn revision(&self) -> i64 {
-        self.revision
-    }
-
     /// The history in which the check began.
     #[must_use]
     pub fn history_id(&self) -> HistoryId {
         self.history.id
     }
 
-    /// Whether a quorum check's `header` has to be compared by the member's raft index, too: its raft term is lower than
-    /// known. That is so after a restore, but also on a member that has installed a snapshot and applied no entry since
-    /// (etcd reports the term of the last entry that it has applied).
-    #[must_use]
-    pub fn needs_raft_index(&self, header: &ResponseHeader) -> bool {
-        let known = self.identity.as_ref();
-        known.is_some_and(|known| header.raft_term < known.raft_term)
-    }
-
-    /// Whether a quorum check's `header` is one of the known history, given the `raft_index` of a later status if it was
-    /// read: the same cluster, no lower revision, and no other raft log.
-    pub(crate) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
-        let is_same_cluster = self.history.note_cluster(header.cluster_id);
-        let is_same_log = match raft_index {
-            // A server that implements etcd's API without raft reports 0: only the term is left.
-            Some(0) => !self.needs_raft_index(header),
-            Some(raft_index) => self.log_continues(header.revision, raft_index),
-            None => true,
-        };
-        is_same_cluster && header.revision >= self.revision && is_same_log
-    }
-
     /// Records the cluster of a member that was read from. Returns whether it is the history's.
     pub(crate) fn note_cluster(&self, cluster_id: u64) -> bool {
         self.history.note_cluster(cluster_id)
-    }
-
-    /// Whether a member's raft log is that of the known history, given the `revision` of a linearizable read and the
-    /// `raft_index` of a later status.
-    #[must_use]
-    pub fn log_continues(&self, revision: i64, raft_index: u64) -> bool {
-        raft_index == 0 || gap(raft_index, revision) >= self.raft_gap
     }
 }
 
@@ -293,7 +259,7 @@ fn raise(mark: &AtomicI64, value: i64) {
     }
 }
 
-fn gap(raft_index: u64, revision: i64) -> i64 {
+pub(super) fn gap(raft_index: u64, revision: i64) -> i64 {
     i64::try_from(raft_index)
         .unwrap_or(i64::MAX)
         .saturating_sub(revision)

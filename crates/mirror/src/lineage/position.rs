@@ -87,7 +87,7 @@ impl Position {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lineage::{ClusterState, Verdict};
+    use crate::lineage::{ClusterState, Transition};
 
     const CLUSTER: u64 = 7;
 
@@ -96,7 +96,7 @@ mod tests {
         let state = ClusterState::default();
         let header = position(CLUSTER, 100, 110).header;
         let checked = state.after_check(&state.before_check(), header, Some(110));
-        assert_eq!(checked, Verdict::Continues);
+        assert_eq!(checked, Transition::Continues);
         state.note_raft_index(&state.before_check(), 110, 100);
         state.before_check()
     }

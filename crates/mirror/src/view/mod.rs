@@ -23,7 +23,7 @@ pub use held_views::{HeldView, HeldViews};
 pub use pinned::{Pinned, Reading};
 pub(crate) use prefixes::divide;
 pub use prefixes::prefix_sizes;
+pub(super) use state::LoadedStore;
 pub(super) use state::log_read::{LogRead, Observed};
 pub(crate) use state::service::NotApplied;
-pub(super) use state::{Anchor, LoadedStore};
 pub use state::{Epoch, Mirror, StaleEpoch, State, View, ViewAtError};

@@ -356,24 +356,5 @@ impl Mirror {
     }
 }
 
-/// State of a mirror that a resumed feed is compared with.
-#[derive(Debug)]
-pub(crate) struct Anchor {
-    /// Revision of the mirror.
-    pub(crate) revision: i64,
-    /// A key that the last event changed; `None` if there was none since the load.
-    pub(crate) key: Option<Bytes>,
-    /// Revision of the last event that changed anything; `None` if there was none since the load.
-    pub(crate) last_event: Option<i64>,
-    /// The newest events, of whole revisions, oldest first; few or none if there were few since the load.
-    pub(crate) recent: Vec<Change>,
-    /// Whether there were more events since the load than `recent` keeps.
-    pub(crate) recent_is_full: bool,
-    /// Keys at `revision`.
-    pub(crate) tree: Tree,
-    /// The oldest state that memory has, and its revision, if `recent` has every event since.
-    pub(crate) base: Option<(Tree, i64)>,
-}
-
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 use tokio::time::Instant;
 
-use super::{Anchor, Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
-use crate::lineage::HistoryId;
+use super::{Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
+use crate::lineage::{Anchor, HistoryId};
 use crate::view::ReaderEnd;
 use etcd_store::cache::{Applied, Change, Repacked, Tree};
 use etcd_store::keyspace::figure_prefix;

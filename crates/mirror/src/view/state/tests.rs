@@ -4,7 +4,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::lineage::Verdict;
+use crate::lineage::Transition;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot};
 use rangecache_base::telemetry::Telemetry;
@@ -373,7 +373,7 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
     assert_eq!(*wanted.borrow(), 70);
     assert_eq!(
         cluster_state.contradict(&cluster_state.before_check()),
-        Verdict::Replaced
+        Transition::Replaced
     );
     let deadline = Instant::now() + SOON;
     assert_eq!(
