@@ -27,7 +27,7 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::expiring_map::ExpiringMap;
-use super::page_header::{ListOrigin, check_list, page_header};
+use super::page_header::{List, check_list, page_header};
 use super::page_source::{CHUNK_TIMEOUT, PageSource};
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
@@ -47,7 +47,7 @@ use rangecache_edge::limits::{ByteBudget, HeldBytes};
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
-use rangecache_mirror::lineage::HistoryId;
+use rangecache_mirror::lineage::Before;
 use rangecache_upstream::{MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, gates};
 use tonic::metadata::MetadataMap;
 
@@ -66,20 +66,13 @@ struct SeriesKey {
     scope: ShareScope,
 }
 
-/// Begin of a list: when the forwarded page that starts its series was requested.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ListBegin {
-    /// Number of etcd's history.
-    history: HistoryId,
-    at: Instant,
-}
-
 /// Remaining pages of a list.
 #[derive(Debug)]
 struct Series {
     /// Number of keys on the remaining pages, at the list's revision.
     keys_left: u64,
-    begin: ListBegin,
+    /// State before the page that starts the series was requested.
+    before: Before,
     cluster_id: u64,
     /// `None` until the second page is requested.
     source: Option<PageSource>,
@@ -168,11 +161,21 @@ impl Series {
         proof: &Proof,
         (connection_opened, began): (Instant, Instant),
     ) -> Result<(), StreamFallback> {
-        let is_of_first_page = proof.connection_opened() <= self.begin.at;
+        let is_of_first_page = proof.connection_opened() <= self.before.began();
         if is_of_first_page && proof.covers(connection_opened, began) {
             return Ok(());
         }
         Err(StreamFallback::NotProven)
+    }
+
+    /// The list, of which `request` is for a page.
+    fn list<'a>(&'a self, request: PageRequest<'a>) -> List<'a> {
+        List {
+            before: &self.before,
+            cluster_id: self.cluster_id,
+            revision: request.query.revision,
+            scope: request.scope,
+        }
     }
 }
 
@@ -286,7 +289,7 @@ impl PageSeriesCache {
         if !self
             .mirrors
             .cluster_state
-            .record_served(series.begin.history, header.revision)
+            .record_served(series.before.history_id(), header.revision)
         {
             return Err(StreamFallback::HistoryReplaced);
         }
@@ -331,11 +334,10 @@ impl PageSeriesCache {
     ) -> Result<ResponseHeader, StreamFallback> {
         let is_min_served_known = self.mirrors.cluster_state.min_served_revision().is_some();
         if request.query.serializable && is_min_served_known {
-            if self.mirrors.cluster_state.last_heard_on() > series.begin.at {
+            if self.mirrors.cluster_state.last_heard_on() > series.before.began() {
                 return Err(StreamFallback::NotProven);
             }
-            let origin = list_origin(series, request.query);
-            return page_header(&self.mirrors.cluster_state, &origin, request.scope);
+            return page_header(&self.mirrors.cluster_state, &series.list(request));
         }
         let revision = request.query.revision;
         let proof = match self.mirrors.freshness.prove_at(revision, None).await {
@@ -350,8 +352,7 @@ impl PageSeriesCache {
 
     /// Checks that etcd would still return the page, by the known cluster state.
     fn check_list(&self, series: &Series, request: PageRequest<'_>) -> Result<(), StreamFallback> {
-        let origin = list_origin(series, request.query);
-        check_list(&self.mirrors.cluster_state, &origin, request.scope)?;
+        check_list(&self.mirrors.cluster_state, &series.list(request))?;
         Ok(())
     }
 
@@ -408,22 +409,19 @@ impl PageSeriesCache {
         self.sweep();
     }
 
-    /// Returns the begin of a list of which a page is requested from etcd next, for [`PageSeriesCache::expect_next`].
-    pub(super) fn begin_list(&self) -> ListBegin {
-        ListBegin {
-            history: self.mirrors.cluster_state.history(),
-            at: Instant::now(),
-        }
+    /// State before a page of a list is requested from etcd, for [`PageSeriesCache::expect_next`].
+    pub(super) fn begin_list(&self) -> Before {
+        self.mirrors.cluster_state.before_check()
     }
 
-    /// Starts a series after a forwarded `page`, the response to `query`. `begin` is from before the page was requested: if history
+    /// Starts a series after a forwarded `page`, the response to `query`. `before` is the state before the page was requested: if history
     /// was replaced since, the series is never used.
     pub(super) fn expect_next(
         &self,
         query: &RangeQuery,
         scope: ShareScope,
         page: &ResponseSummary,
-        begin: ListBegin,
+        before: Before,
     ) {
         let Ok(header) = page.header() else {
             return;
@@ -439,7 +437,7 @@ impl PageSeriesCache {
         };
         let series = Series {
             keys_left,
-            begin,
+            before,
             cluster_id: header.cluster_id,
             source: None,
         };
@@ -463,18 +461,9 @@ impl PageSeriesCache {
             scanner: Some(scanner),
             query: query.clone(),
             scope,
-            begin: self.begin_list(),
+            before: self.begin_list(),
             cache: Arc::clone(self),
         })
-    }
-}
-
-/// State of etcd when the list of `series` began; `query` requests one of its pages.
-fn list_origin(series: &Series, query: &RangeQuery) -> ListOrigin {
-    ListOrigin {
-        history: series.begin.history,
-        cluster_id: series.cluster_id,
-        revision: query.revision,
     }
 }
 
@@ -485,7 +474,7 @@ pub(super) struct PageObserver {
     scanner: Option<RangeResponseScanner>,
     query: RangeQuery,
     scope: ShareScope,
-    begin: ListBegin,
+    before: Before,
     cache: Arc<PageSeriesCache>,
 }
 
@@ -508,7 +497,7 @@ impl Observer for PageObserver {
             && let Ok(page) = scanner.finish()
         {
             self.cache
-                .expect_next(&self.query, self.scope.clone(), &page, self.begin);
+                .expect_next(&self.query, self.scope.clone(), &page, self.before.clone());
         }
     }
 }

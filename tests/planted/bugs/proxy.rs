@@ -124,7 +124,7 @@ if state.source.may_stay_unread() {
         shows: "assertion `left == right` failed",
         changes: &[Change {
             item: "Series::check_proof",
-            find: "let is_of_first_page = proof.connection_opened() <= self.begin.at;",
+            find: "let is_of_first_page = proof.connection_opened() <= self.before.began();",
             replace: "let is_of_first_page = true;",
         }],
     },

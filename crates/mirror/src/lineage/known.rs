@@ -230,7 +230,8 @@ impl Before {
     }
 
     /// Time before which the check was not sent.
-    pub(crate) fn began(&self) -> Instant {
+    #[must_use]
+    pub fn began(&self) -> Instant {
         self.began
     }
 
