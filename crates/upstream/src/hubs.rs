@@ -17,23 +17,21 @@ pub enum Lineage {
     Hub(HubHistory),
 }
 
-/// The history that a hub has proven last on a connection.
+/// History that a connection stands for, since a moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ProvenByHub {
+pub struct Standing {
     /// The history.
-    pub(super) history: HubHistory,
-    /// Since when no history can have ended without a trace: the hub has proven no other one on the connection, and the connections
-    /// have been open on which it has checked.
-    pub(super) since: Instant,
-    /// Whether none has ever proven another one on the connection.
-    pub(super) is_first: bool,
+    pub lineage: Lineage,
+    /// Since when each quorum check on the connection has shown it: for a member since it was opened. A hub has proven no other one on
+    /// the connection since, and the connections have been open on which it has checked.
+    pub since: Instant,
 }
 
 /// Last proof of one rangecache.
 #[derive(Debug)]
 struct Hub {
     history: HubHistory,
-    /// [`ProvenByHub::since`].
+    /// [`Standing::since`].
     since: Instant,
     /// Number of the known history to which its one was found to belong.
     known_as: Option<u64>,
@@ -80,18 +78,18 @@ impl Hubs {
     }
 
     /// The last proof.
-    pub(super) fn last(&self) -> Option<ProvenByHub> {
-        self.all.last().map(|hub| self.proof_of(hub))
+    pub(super) fn last(&self) -> Option<Standing> {
+        self.all.last().map(Hub::standing)
     }
 
     /// The last proof of `history`, unless its hub has proven another one since.
-    pub(super) fn proven(&self, history: HubHistory) -> Option<ProvenByHub> {
-        self.find(history).map(|hub| self.proof_of(hub))
+    pub(super) fn proven(&self, history: HubHistory) -> Option<Standing> {
+        self.find(history).map(Hub::standing)
     }
 
     /// The history that each has proven last.
-    pub(super) fn histories(&self) -> Vec<HubHistory> {
-        self.all.iter().map(|hub| hub.history).collect()
+    pub(super) fn lineages(&self) -> Vec<Lineage> {
+        self.all.iter().map(|hub| Lineage::Hub(hub.history)).collect()
     }
 
     /// When another history was proven than any before; `None` if there was only one.
@@ -115,13 +113,12 @@ impl Hubs {
     fn find(&self, history: HubHistory) -> Option<&Hub> {
         self.all.iter().find(|hub| hub.history == history)
     }
+}
 
-    fn proof_of(&self, hub: &Hub) -> ProvenByHub {
-        ProvenByHub {
-            history: hub.history,
-            since: hub.since,
-            is_first: self.changed.is_none(),
-        }
+impl Hub {
+    fn standing(&self) -> Standing {
+        let (lineage, since) = (Lineage::Hub(self.history), self.since);
+        Standing { lineage, since }
     }
 }
 
@@ -168,15 +165,15 @@ mod tests {
         let began = Instant::now();
         note(&mut hubs, &[of(1, 4), of(1, 4)]);
         let last = hubs.last().unwrap();
-        assert!(last.is_first && last.since < began && hubs.changed().is_none());
+        assert!(last.since < began && hubs.changed().is_none());
         note(&mut hubs, &[of(2, 9)]);
         let last = hubs.last().unwrap();
-        assert_eq!((last.history, last.is_first), (of(2, 9), false));
+        assert_eq!(last.lineage, Lineage::Hub(of(2, 9)));
         assert!(last.since >= began && hubs.changed() >= Some(began));
         note(&mut hubs, &[of(1, 4)]);
         let first = hubs.last().unwrap();
-        assert!(!first.is_first && first.since < began, "it has not changed");
-        assert_eq!(hubs.histories(), [of(2, 9), of(1, 4)]);
+        assert!(first.since < began, "it has not changed");
+        assert_eq!(hubs.lineages(), [of(2, 9), of(1, 4)].map(Lineage::Hub));
     }
 
     #[test]
@@ -187,6 +184,6 @@ mod tests {
             note(&mut hubs, &[of(instance, 1)]);
         }
         assert!(hubs.proven(of(1, 1)).is_none() && hubs.proven(of(0, 1)).is_some());
-        assert_eq!(hubs.histories().len(), MAX_HUBS);
+        assert_eq!(hubs.lineages().len(), MAX_HUBS);
     }
 }

@@ -88,7 +88,7 @@ pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
-pub use hubs::Lineage;
+pub use hubs::{Lineage, Standing};
 pub use lean::MAX_SHORT_BYTES;
 pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
@@ -96,7 +96,6 @@ pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
 pub use srv::{SrvError, follow_srv};
-pub use standing::Standing;
 pub use sync::follow_members;
 pub use upstream_body::{UpstreamBody, is_reset};
 pub use version::Version;

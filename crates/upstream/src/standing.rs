@@ -12,31 +12,23 @@ use tokio::time::Instant;
 
 use super::calls::hub_check;
 use super::connection::{Connection, Peer};
-use super::hubs::Lineage;
+use super::hubs::{Lineage, Standing};
 
 /// Attempts at a proof of one hub: a balancer may lead to others.
 const PROOF_ATTEMPTS: u32 = 16;
-
-/// History that a connection stands for, since a moment.
-#[derive(Clone, Copy, Debug)]
-pub struct Standing {
-    /// The history.
-    pub lineage: Lineage,
-    /// Since when each quorum check on the connection has shown it: for a member since it was opened.
-    pub since: Instant,
-}
 
 impl Connection {
     /// Standing of the last response; `None` behind a hub that has proven nothing.
     #[must_use]
     pub fn standing(&self) -> Option<Standing> {
-        let lineage = match self.hubs.lock().last() {
-            Some(proven) => Lineage::Hub(proven.history),
-            None if self.leads_to_hub() => return None,
-            None => Lineage::Member,
-        };
-        let since = self.stands_since(lineage);
-        Some(Standing { lineage, since })
+        let of_hub = self.hubs.lock().last();
+        if of_hub.is_some() || self.leads_to_hub() {
+            return of_hub;
+        }
+        Some(Standing {
+            lineage: Lineage::Member,
+            since: self.opened(),
+        })
     }
 
     /// [`Standing::since`] of `lineage`.
@@ -46,7 +38,7 @@ impl Connection {
             Lineage::Member => None,
             Lineage::Hub(history) => self.hubs.lock().proven(history),
         };
-        proven.map_or_else(|| self.opened(), |proven| proven.since)
+        proven.map_or_else(|| self.opened(), |standing| standing.since)
     }
 
     /// Since when the connection has led to the same process of etcd: since it was opened. Behind a hub, etcd may be replaced
@@ -104,24 +96,22 @@ impl Connection {
     /// Whether all that the connection has brought since it was opened is of one history, which may be that of now. What a hub has sent
     /// between two proofs of one history is of that history.
     pub async fn has_one_lineage(self: &Arc<Self>) -> bool {
-        !self.leads_to_hub()
-            || hub_check(self).await.is_ok() && self.hubs.lock().last().is_some_and(|last| last.is_first)
+        !self.leads_to_hub() || hub_check(self).await.is_ok() && self.hubs.lock().changed().is_none()
     }
 
     /// The lineages that were proven last on the connection, of each hub behind it.
     #[must_use]
     pub fn proven_lineages(&self) -> Vec<Lineage> {
-        let histories = self.hubs.lock().histories();
-        histories.into_iter().map(Lineage::Hub).collect()
+        self.hubs.lock().lineages()
     }
 
     /// The lineage of all that the connection has brought since `before` were those of [`Connection::proven_lineages`]; `None` if it
     /// may have been of several, or a raft log shows it.
     #[must_use]
     pub fn lineage_since(&self, before: &[Lineage]) -> Option<Lineage> {
-        let now = self.hubs.lock().last()?;
-        let lineage = Lineage::Hub(now.history);
-        let is_same = before.contains(&lineage) || before.is_empty() && now.is_first;
+        let hubs = self.hubs.lock();
+        let Standing { lineage, .. } = hubs.last()?;
+        let is_same = before.contains(&lineage) || before.is_empty() && hubs.changed().is_none();
         is_same.then_some(lineage)
     }
 
