@@ -182,12 +182,13 @@ async fn reads_whose_shared_call_has_failed_are_sent_a_few_at_a_time() {
     // One leads, and the others wait for the call that follows it.
     until_metrics(1, READS - 1).await;
     FIRST.add_permits(2);
+    until(
+        SOON,
+        "the first two were sent, and four of the others",
+        async || (LISTS.load(Ordering::Relaxed) == 6).then_some(()),
+    )
+    .await;
     until_metrics(4, READS - 5).await;
-    assert_eq!(
-        LISTS.load(Ordering::Relaxed),
-        6,
-        "the first two, and those that are sent now"
-    );
     REST.add_permits(READS);
     while let Some(read) = reads.join_next().await {
         let refused = read.expect("the read ends").expect_err("each call is refused");
