@@ -21,8 +21,8 @@ impl ShareScope {
     /// other call may use its response: its metadata asks for more than a read, or it is unknown which clients may
     /// read its range.
     ///
-    /// Calls without credentials have one scope also while auth is unknown: it is before the first check, and while etcd
-    /// does not respond, when identical calls must not add up (F5).
+    /// Calls without credentials have one scope also while auth is unknown, as before the first check and after a call that may
+    /// have changed it: etcd may be slow to respond then, and identical calls must not add up (F5).
     ///
     /// While auth is on, `has_own_user` is required: without an etcd user of its own, rangecache is not informed of
     /// compactions, and would continue a series at a compacted revision.
