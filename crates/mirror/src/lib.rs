@@ -56,6 +56,7 @@ mod version_gate;
 pub mod view;
 mod watched;
 
+pub use feed::RESPONSE_TIMEOUT as FEED_RESPONSE_TIMEOUT;
 pub use flags::{CachePack, MirrorConfig, default_cache_bytes};
 pub use image::{ImageError, check_images};
 pub use metrics::{

@@ -19,8 +19,9 @@ use rangecache_edge::limits::{BudgetExceeded, ByteBudget, HeldBytes};
 const STREAM_BYTES: u64 = 4 << 10;
 /// Length of messages that the stream's own bytes cover.
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
-/// Longest wait for room, after which etcd continues the stream.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for room, after which etcd continues the stream: in time for the mirror of a leaf, which awaits the events that
+/// prove its feed for [`FEED_RESPONSE_TIMEOUT`](rangecache_mirror::FEED_RESPONSE_TIMEOUT), and would create it again and again.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
 
 type RoomFuture = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
 
@@ -166,6 +167,7 @@ impl StreamBytes {
 mod tests {
     use super::*;
     use crate::proxy::metrics::WatchMetrics;
+    use rangecache_mirror::FEED_RESPONSE_TIMEOUT;
 
     #[test]
     fn stream_and_its_watchers_count_until_dropped_and_leave_room_for_events() {
@@ -218,5 +220,9 @@ mod tests {
         stream.release_room();
         let room = std::future::poll_fn(|cx| other.poll_room(cx)).await;
         assert_eq!((room, other.unread()), (Ok(()), long));
+        assert!(!stream.admit(long));
+        let etcd_continues = std::future::poll_fn(|cx| stream.poll_room(cx));
+        let waited = tokio::time::timeout(FEED_RESPONSE_TIMEOUT / 2, etcd_continues).await;
+        assert_eq!(waited, Ok(Err(BudgetExceeded)), "a leaf awaits its events");
     }
 }

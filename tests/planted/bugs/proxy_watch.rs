@@ -417,4 +417,15 @@ if memory.watchers.unproven().is_some() {
             replace: "let ends = !down.stream.is_feed && self.watchers.all().any(is_without_feed);",
         }],
     },
+    Bug {
+        name: "235-wait-for-room-longer-than-a-leaf",
+        what: "a hub's stream without room is continued by etcd only after its leaf has given up",
+        test: "--lib long_message_waits_for_room_and_a_short_one_needs_none",
+        shows: "a leaf awaits its events",
+        changes: &[Change {
+            item: "ROOM_TIMEOUT",
+            find: "from_secs(2)",
+            replace: "from_secs(10)",
+        }],
+    },
 ];

@@ -27,6 +27,7 @@ pub(super) use history_check::is_of_history;
 pub(super) use lag::Lag;
 pub(super) use member::Feeding;
 pub(super) use opening::Feed;
+pub use opening::RESPONSE_TIMEOUT;
 
 use std::time::Duration;
 

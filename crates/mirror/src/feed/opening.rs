@@ -26,8 +26,8 @@ use etcd_wire::grpc::fields::FEED;
 use rangecache_base::faults::{self, Fault};
 use rangecache_upstream::{Connection, gates, header_request, is_compaction, is_future_revision, range};
 
-/// Timeout for creating a watch and for a small read.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for creating a watch, for the events by which it is judged, and for a small read.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// First pause between progress requests; it doubles up to [`PROGRESS_PAUSE_LAST`].
 pub(super) const PROGRESS_PAUSE_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause between progress requests while a reader waits; kube-apiserver's interval (KEP-2340).
