@@ -8,7 +8,6 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep};
 
 use super::message::control;
-use super::plan::Refusal;
 use super::receive::Requests;
 use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
 use super::stream::StreamContext;
@@ -173,8 +172,8 @@ impl Downstream {
         self.control.push_back(response.into());
     }
 
-    /// Answers a create request that etcd refuses.
-    pub(super) fn refuse(&mut self, refusal: Refusal) {
+    /// Answers a create request as etcd refuses it, with this `cancel_reason`.
+    pub(super) fn refuse(&mut self, cancel_reason: &str) {
         self.metrics().record_created("memory", "refused");
         let header = self.header(self.shown());
         self.send(&WatchFields {
@@ -182,7 +181,7 @@ impl Downstream {
             watch_id: NO_WATCHER,
             created: true,
             canceled: true,
-            cancel_reason: refusal.as_str(),
+            cancel_reason,
             ..WatchFields::default()
         });
     }
@@ -263,6 +262,7 @@ mod tests {
     use std::task::Waker;
     use std::time::Duration;
 
+    use super::super::plan::EMPTY_RANGE;
     use super::super::testing::{downstream, take_control};
     use super::*;
     use crate::proxy::testing::Scene;
@@ -317,7 +317,7 @@ mod tests {
         let scene = Scene::new(&[]);
         scene.check(40);
         let mut down = downstream(&scene, &[], Bytes::new());
-        down.refuse(Refusal::EmptyRange);
+        down.refuse(EMPTY_RANGE);
         let refused = take_control(&mut down).pop().unwrap();
         assert_eq!(
             (refused.watch_id, refused.cancel_reason.as_str()),

@@ -11,7 +11,7 @@ use http_body::Frame;
 
 use super::downstream::Downstream;
 use super::etcd_stream::{EtcdStream, StreamStep};
-use super::plan::Refusal;
+use super::plan::DUPLICATE_ID;
 use super::receive::Received;
 use super::relay::Relay;
 use super::request::WatchRequest;
@@ -203,7 +203,7 @@ impl EtcdSource {
                         && down.is_cancelled(create.watch_id)
                         && !create.is_empty_range() =>
                 {
-                    return down.refuse(Refusal::DuplicateId);
+                    return down.refuse(DUPLICATE_ID);
                 }
                 _ => etcd.send(&request),
             }

@@ -7,19 +7,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes};
+use bytes::Buf as _;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
 use super::downstream::Downstream;
 use super::message::EventMessages;
-use super::plan::Refusal;
+use super::plan::{DUPLICATE_ID, NotServed};
 use super::progress::Progress;
 use super::receive::Received;
-use super::refusal::refusal;
 use super::request::{Create, WatchRequest};
-use super::start::{CreateAnswer, Started};
-use super::stream::Planned;
+use super::start::{Answer, Answering, Started};
 use super::watchers::{Watcher, Watchers};
 use crate::proxy::response::Polled;
 use etcd_store::cache::{Rope, WatchFields};
@@ -108,23 +106,15 @@ impl PendingLeave {
 /// A create request whose watcher is being started.
 struct Starting {
     create: Create,
-    started: Pin<Box<dyn Future<Output = Result<CreateAnswer, NotStarted>> + Send>>,
+    answering: Answering,
+    /// etcd decides, which knows the caller's rights.
+    is_etcds: bool,
 }
 
 impl fmt::Debug for Starting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Starting").finish_non_exhaustive()
     }
-}
-
-/// Why memory does not serve a watcher.
-enum NotStarted {
-    /// etcd decides about the create request, for this reason.
-    For(Reason),
-    /// etcd has refused the create request with this message; memory continues to serve the stream.
-    Refused(Bytes),
-    /// etcd has not refused it, and serves the stream.
-    NotRefused(Reason),
 }
 
 /// Waits until a mirror that has lost its feed has one, or for [`FEED_TIMEOUT`].
@@ -250,12 +240,12 @@ impl MemorySource {
                 return Ok(());
             }
             if let Some(mut starting) = self.starting.take() {
-                let Poll::Ready(started) = starting.started.as_mut().poll(cx) else {
+                let Poll::Ready(answer) = starting.answering.as_mut().poll(cx) else {
                     self.starting = Some(starting);
                     down.requests.read_ahead(cx);
                     return Ok(());
                 };
-                self.started(down, starting.create, started)?;
+                self.answered(down, starting.create, answer, starting.is_etcds)?;
                 continue;
             }
             if let Some(request) = down.unsent.pop_front() {
@@ -294,58 +284,58 @@ impl MemorySource {
         let is_taken = create.watch_id != 0
             && (self.watchers.contains(create.watch_id) || down.is_cancelled(create.watch_id));
         match down.stream.plan(&create, is_taken) {
-            Planned::Refuse(refusal) => down.refuse(refusal),
-            Planned::Compacted(revision) => self.created_compacted(down, &create, revision),
-            Planned::Etcd(reason) => return self.not_started(down, create, reason),
-            Planned::Start(_) if !down.bytes.has_room_for_watcher(&create) => {
+            Err(not_served) => return self.answered(down, create, Err(not_served), false),
+            Ok(_) if !down.bytes.has_room_for_watcher(&create) => {
                 down.bytes.record_refusal();
                 return Err(Leave::after(Reason::OverBudget, create));
             }
-            Planned::Start(place) => {
-                let starting = down.stream.start(place, &create);
-                let started = Box::pin(async move { starting.await.map_err(NotStarted::For) });
-                self.starting = Some(Starting { create, started });
+            Ok(place) => {
+                self.starting = Some(Starting {
+                    answering: down.stream.start(place, &create),
+                    create,
+                    is_etcds: false,
+                });
             }
         }
         Ok(())
     }
 
-    /// Answers `create`, or lets etcd do so.
-    fn started(
+    /// Answers `create`, or lets etcd do so. If the caller's rights count, etcd first gets the request alone: what it refuses must
+    /// not make the other watchers depend again on a token that may have expired since. `is_etcds` says that it has had it.
+    fn answered(
         &mut self,
         down: &mut Downstream,
         create: Create,
-        started: Result<CreateAnswer, NotStarted>,
+        answer: Answer,
+        is_etcds: bool,
     ) -> Result<(), Leave> {
         let history = self.compare_histories(down);
-        match started {
+        match answer {
             // History was replaced a moment ago: the watcher begins again in the new one.
-            Ok(CreateAnswer::Started(started)) if started.reader.history() != history => {
-                down.handle_first(Some(create));
+            Ok(started) if started.reader.history() != history => down.handle_first(Some(create)),
+            Err(NotServed::Etcd(reason)) if !is_etcds && down.stream.needs_right() => {
+                self.starting = Some(Starting {
+                    answering: down.stream.ask_etcd(&create, reason),
+                    create,
+                    is_etcds: true,
+                });
             }
-            Ok(CreateAnswer::Started(started)) => self.created(down, create, started),
-            Ok(CreateAnswer::Compacted(revision)) => self.created_compacted(down, &create, revision),
-            Err(NotStarted::Refused(response)) => down.pass_refusal(response),
-            Err(NotStarted::For(reason)) => return self.not_started(down, create, reason),
-            Err(NotStarted::NotRefused(reason)) => return Err(Leave::after(reason, create)),
+            Err(NotServed::Etcd(reason)) => return Err(Leave::after(reason, create)),
+            answer => self.answer(down, create, answer),
         }
         Ok(())
     }
 
-    /// Lets etcd decide about `create`. If the caller's rights count, etcd first gets the request alone: what it refuses
-    /// must not make the other watchers depend again on a token that may have expired since.
-    fn not_started(&mut self, down: &Downstream, create: Create, reason: Reason) -> Result<(), Leave> {
-        if !down.stream.needs_right() {
-            return Err(Leave::after(reason, create));
+    /// Answers `create`.
+    pub(super) fn answer(&mut self, down: &mut Downstream, create: Create, answer: Answer) {
+        match answer {
+            Ok(started) => self.created(down, create, started),
+            Err(NotServed::Refuse(cancel_reason)) => down.refuse(cancel_reason),
+            Err(NotServed::Refused(response)) => down.pass_refusal(response),
+            Err(NotServed::Compacted(revision)) => self.created_compacted(down, &create, revision),
+            Err(NotServed::Etcd(reason)) => down.interrupt(reason),
+            Err(NotServed::End(status)) => down.end = Some(status),
         }
-        let (client, parts) = (Arc::clone(&down.stream.client), down.stream.parts.clone());
-        let refusal = refusal(client, parts, create.clone());
-        let started = Box::pin(async move {
-            let response = refusal.await;
-            Err(response.map_or(NotStarted::NotRefused(reason), NotStarted::Refused))
-        });
-        self.starting = Some(Starting { create, started });
-        Ok(())
     }
 
     /// Create request whose watcher is being started, for etcd.
@@ -384,7 +374,7 @@ impl MemorySource {
     /// Sends the `created` of a watcher; returns its id, unless it is taken.
     fn send_created(&self, down: &mut Downstream, create: &Create, revision: i64) -> Option<i64> {
         let Some(id) = down.allocate_id(create.watch_id, |id| self.watchers.contains(id)) else {
-            down.refuse(Refusal::DuplicateId);
+            down.refuse(DUPLICATE_ID);
             return None;
         };
         let header = down.header(revision);
@@ -597,6 +587,8 @@ impl MemorySource {
 mod tests {
     use std::task::Waker;
 
+    use bytes::Bytes;
+
     use super::super::testing::{downstream, message, take_control};
     use super::*;
     use crate::proxy::testing::Scene;
@@ -680,7 +672,7 @@ mod tests {
         memory.created_compacted(&mut down, &again, 30);
         memory.created_compacted(&mut down, &again, 30);
         let refused = take_control(&mut down).pop().unwrap();
-        assert_eq!(refused.cancel_reason, Refusal::DuplicateId.as_str());
+        assert_eq!(refused.cancel_reason, DUPLICATE_ID);
     }
 
     #[tokio::test(start_paused = true)]

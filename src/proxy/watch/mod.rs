@@ -5,10 +5,8 @@
 //! | `json` | `/v3/watch` of the JSON gateway |
 //! | `receive` | receives the client's messages |
 //! | `request` | decodes them, allocates the ids of watchers |
-//! | `first` | the first create request of a stream, which decides who serves it |
 //! | `plan` | decides how one create request is answered; a pure function |
-//! | `start` | proves the revision at which a watcher begins, and joins the hub |
-//! | `refusal` | etcd's refusal of one create request |
+//! | `start` | proves the revision at which a watcher begins, and joins the hub; etcd's refusal of one create request |
 //! | `stream` | one stream as far as it does not change, and plans of its creates |
 //! | `stream_bytes` | what the stream holds, as counted against `--watch-max-bytes` |
 //! | `session` | the body of the response: polls the source that serves the stream |
@@ -29,7 +27,6 @@ mod carried;
 mod downstream;
 mod etcd;
 mod etcd_stream;
-mod first;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod handover;
@@ -39,7 +36,6 @@ mod message;
 mod plan;
 mod progress;
 mod receive;
-mod refusal;
 mod relay;
 mod request;
 mod returning;
@@ -65,13 +61,13 @@ use super::handles::{CallProtocol, Client};
 use super::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::{CallMetadata, Method};
-use first::{Declined, first_create, record_forwarded};
 pub(super) use json::{may_serve_json, watch_json};
+use plan::NotServed;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Source;
 use receive::Requests;
 use session::Session;
-use stream::StreamContext;
+use stream::{StreamContext, record_forwarded};
 use stream_bytes::StreamBytes;
 
 /// The metadata of a Watch stream with these `fields`, those of `headers`, if it may be served from memory, as far as that is known before its
@@ -103,33 +99,29 @@ pub(super) async fn watch(
         record.create_spans(),
     );
     let content_type = metadata.content_type;
-    let first = first_create(&stream, &mut requests, record).await;
-    if let Err(Declined::For(reason)) = &first
+    let (create, answer) = stream.first_create(&mut requests, record).await;
+    if let Err(NotServed::Etcd(reason)) = answer
         // A server that is not etcd has watcher ids of its own.
-        && (!is_passing(*reason) || proxy.forward.upstream.is_emulation())
+        && (!is_passing(reason) || proxy.forward.upstream.is_emulation())
     {
-        return forward(client, parts, requests, *reason, record).await;
+        return forward(client, parts, requests, reason, record).await;
     }
     let Ok(bytes) = StreamBytes::begin(&proxy.watch_budgets) else {
         return forward(client, parts, requests, Reason::OverBudget, record).await;
     };
-    match first {
-        Err(Declined::With(status)) => {
+    match &answer {
+        Err(NotServed::End(status)) => {
             record.set_source(Source::Refused);
-            Ok(status_response(&status, content_type))
+            return Ok(status_response(status, content_type));
         }
-        Ok((create, first)) => {
-            record.record_watch_source("memory", "");
-            let session = Session::begin(stream, requests, bytes, arrived, create, first);
-            Ok(ResponseBody::from_source(session).into_response(content_type))
-        }
-        Err(Declined::For(reason)) => {
-            record_forwarded(client, reason, record);
+        Err(NotServed::Etcd(reason)) => {
+            record_forwarded(client, *reason, record);
             record.begin_forward(&mut stream.parts.headers);
-            let session = Session::begin_at_etcd(stream, requests, bytes, arrived, reason);
-            Ok(ResponseBody::from_source(session).into_response(content_type))
         }
+        _ => record.record_watch_source("memory", ""),
     }
+    let session = Session::begin(stream, requests, bytes, arrived, create, answer);
+    Ok(ResponseBody::from_source(session).into_response(content_type))
 }
 
 /// Forwards a stream that memory cannot serve, unchanged.

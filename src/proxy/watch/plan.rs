@@ -1,8 +1,11 @@
 //! **plan** of a watch: decides how one create request is answered. [`plan`] is a pure function of the request and the
 //! known state, with the checks in etcd's order.
 
+use bytes::Bytes;
+
 use super::request::Create;
 use crate::proxy::causes::Causes;
+use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
@@ -19,64 +22,56 @@ pub(super) struct CreatePlanInputs {
     pub(super) is_identified: bool,
     /// The caller sent a token or other credentials.
     pub(super) has_credentials: bool,
-    /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
-    /// mirror holds the range.
-    pub(super) mirror_revision: Option<Result<i64, Reason>>,
+    /// Position of the mirror that holds the range, in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
+    pub(super) mirror: Option<usize>,
+    /// The reason for which that mirror is out of service.
+    pub(super) out_of_service: Option<Reason>,
     /// A quorum check has succeeded, so that there is a header.
     pub(super) is_checked: bool,
     /// Lowest version among the endpoints; `None` until an endpoint has reported its version.
     pub(super) version: Option<Version>,
     /// Highest known compaction revision; etcd refuses lower start revisions.
     pub(super) compacted: i64,
+    /// Compaction revision above the start that etcd has reported itself; `None` if only `compacted` is known.
+    pub(super) reported_compaction: Option<i64>,
 }
 
-impl CreatePlanInputs {
-    /// Whether etcd has to authorize the caller before memory serves the watcher.
-    pub(super) fn authorizes(&self) -> bool {
-        self.has_credentials || self.auth == Auth::On
-    }
-}
-
-/// Plan of the answer to a create request.
+/// Mirror from which memory can serve a watcher, and whether etcd has to authorize the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CreatePlan {
-    /// Refused as etcd refuses it; nothing is created.
-    Refuse(Refusal),
-    /// From memory, with the events after a revision that a quorum check proves.
-    FromNow,
-    /// From memory, with the events from this revision on.
-    From(i64),
-    /// From memory, if etcd authorizes the caller to read the range (I8).
-    Authorize,
+pub(super) struct ServingMirror {
+    /// Position of the mirror in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
+    pub(super) mirror: usize,
+    /// Whether etcd has to authorize the caller first (I8).
+    pub(super) authorizes: bool,
+}
+
+/// Answer to a create request that begins no watcher in memory.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotServed {
+    /// Refused with this `cancel_reason`, as etcd refuses it; nothing is created.
+    Refuse(&'static str),
+    /// etcd has refused it with this message, which has its gRPC prefix.
+    Refused(Bytes),
     /// Created, and cancelled because etcd has compacted what the watcher needs, up to this revision.
     Compacted(i64),
-    /// From memory, if the feed of the mirror resumes soon.
-    Resume,
-    /// From etcd.
+    /// From etcd, which serves the whole stream.
     Etcd(Reason),
+    /// The stream ends with this status.
+    End(Status),
 }
 
-/// Why etcd does not create a watcher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// The start revision is negative.
-    NegativeStart,
-    /// The range holds no key.
-    EmptyRange,
-    /// The client chose the id of another watcher of the stream.
-    DuplicateId,
-}
-
-impl Refusal {
-    /// etcd's `cancel_reason`.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Refusal::NegativeStart => "etcdserver: mvcc: required revision has been compacted",
-            Refusal::EmptyRange => "mvcc: watcher range is empty",
-            Refusal::DuplicateId => "mvcc: duplicate watch ID provided on the WatchStream",
-        }
+impl From<Reason> for NotServed {
+    fn from(reason: Reason) -> NotServed {
+        NotServed::Etcd(reason)
     }
 }
+
+/// etcd's `cancel_reason` of a negative start revision.
+pub(super) const NEGATIVE_START: &str = "etcdserver: mvcc: required revision has been compacted";
+/// etcd's `cancel_reason` of a range that holds no key.
+pub(super) const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
+/// etcd's `cancel_reason` of an id that another watcher of the stream has.
+pub(super) const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
 /// First versions that refuse a negative start revision; before them it is a revision like any other.
 const NEGATIVE_START_REFUSED: [Version; 3] = [
@@ -85,63 +80,56 @@ const NEGATIVE_START_REFUSED: [Version; 3] = [
     Version::new(3, 7, 0),
 ];
 
-/// Plans the answer to `create`. **I1, forward by default**: etcd answers unless every condition for memory is known to
-/// hold.
-pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> CreatePlan {
+/// Plans the answer to `create`: the mirror from which its watcher is started. **I1, forward by default**: etcd answers unless
+/// every condition for memory is known to hold.
+pub(super) fn plan(create: &Create, inputs: &CreatePlanInputs) -> Result<ServingMirror, NotServed> {
     if let Some(version) = inputs.version
         && inputs.is_checked
         && create.start_revision < 0
     {
-        return if refuses_negative_start(version) {
-            CreatePlan::Refuse(Refusal::NegativeStart)
-        } else {
-            CreatePlan::Etcd(Reason::VersionGate)
-        };
+        return Err(match refuses_negative_start(version) {
+            true => NotServed::Refuse(NEGATIVE_START),
+            false => NotServed::Etcd(Reason::VersionGate),
+        });
     }
     // Only etcd can check credentials (I8), even while auth seems to be off.
-    let authorizes = inputs.authorizes();
+    let authorizes = inputs.has_credentials || inputs.auth == Auth::On;
     let is_gate_open = |version| gates::DELETES_AT_COMPACTION.is_open(version);
     let causes = Causes {
-        not_mirrored: inputs.mirror_revision.is_none(),
+        not_mirrored: inputs.mirror.is_none(),
         requires_leader: false,
         lacks_user: inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified),
         version_unknown: inputs.version.is_none(),
         gate_closed: !inputs.version.is_none_or(is_gate_open),
-        out_of_service: inputs.mirror_revision.and_then(Result::err),
+        out_of_service: inputs.out_of_service,
         unchecked: !inputs.is_checked,
         auth_unknown: inputs.auth == Auth::Unknown,
     };
+    let is_compacted = create.start_revision != 0 && create.start_revision < inputs.compacted;
     // etcd checks rights first: it decides which refusal a caller gets.
-    let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted(create, inputs);
+    let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted;
     let is_unknown = causes.lacks_user || causes.version_unknown || causes.unchecked || causes.auth_unknown;
     if is_unknown || (authorizes && is_refused) {
-        return CreatePlan::Etcd(causes.first().unwrap_or(Reason::Auth));
+        return Err(causes.first().unwrap_or(Reason::Auth).into());
     }
     if create.is_empty_range() {
-        return CreatePlan::Refuse(Refusal::EmptyRange);
+        return Err(NotServed::Refuse(EMPTY_RANGE));
     }
     if inputs.is_id_taken {
-        return CreatePlan::Refuse(Refusal::DuplicateId);
+        return Err(NotServed::Refuse(DUPLICATE_ID));
     }
-    match causes.first() {
-        Some(Reason::FeedLost) => return CreatePlan::Resume,
-        Some(reason) => return CreatePlan::Etcd(reason),
-        None => {}
+    // Most feeds resume soon: they are waited for.
+    let is_resuming = causes.first() == Some(Reason::FeedLost);
+    if let Some(reason) = causes.first().filter(|_| !is_resuming) {
+        return Err(reason.into());
     }
-    if authorizes {
-        CreatePlan::Authorize
-    } else if create.start_revision == 0 {
-        CreatePlan::FromNow
-    } else if is_compacted(create, inputs) {
-        CreatePlan::Compacted(inputs.compacted)
-    } else {
-        CreatePlan::From(create.start_revision)
+    match inputs.reported_compaction {
+        Some(revision) if is_compacted && !is_resuming => Err(NotServed::Compacted(revision)),
+        _ => {
+            let mirror = inputs.mirror.ok_or(Reason::NotMirrored)?;
+            Ok(ServingMirror { mirror, authorizes })
+        }
     }
-}
-
-/// Whether etcd has compacted events that the watcher starts with.
-fn is_compacted(create: &Create, inputs: &CreatePlanInputs) -> bool {
-    create.start_revision != 0 && create.start_revision < inputs.compacted
 }
 
 /// Whether etcd of `version` refuses a negative start revision.
@@ -162,10 +150,12 @@ mod tests {
         has_own_user: false,
         is_identified: true,
         has_credentials: false,
-        mirror_revision: Some(Ok(100)),
+        mirror: Some(2),
+        out_of_service: None,
         is_checked: true,
         version: Some(Version::new(3, 7, 3)),
         compacted: 40,
+        reported_compaction: Some(40),
     };
 
     fn create() -> Create {
@@ -178,34 +168,37 @@ mod tests {
     #[test]
     fn creates_are_planned_by_the_table() {
         type Change = fn(&mut Create, &mut CreatePlanInputs);
-        let etcd = CreatePlan::Etcd;
-        let refuse = CreatePlan::Refuse;
-        let cases: &[(&str, Change, CreatePlan)] = &[
-            ("from now", |_, _| (), CreatePlan::FromNow),
-            (
-                "future",
-                |create, _| create.start_revision = 101,
-                CreatePlan::From(101),
-            ),
-            (
-                "past",
-                |create, _| create.start_revision = 50,
-                CreatePlan::From(50),
-            ),
+        let etcd = |reason| Err(NotServed::Etcd(reason));
+        let refuse = |reason| Err(NotServed::Refuse(reason));
+        let start = |authorizes| {
+            Ok(ServingMirror {
+                mirror: 2,
+                authorizes,
+            })
+        };
+        let cases: &[(&str, Change, Result<ServingMirror, NotServed>)] = &[
+            ("from now", |_, _| (), start(false)),
+            ("future", |create, _| create.start_revision = 101, start(false)),
+            ("past", |create, _| create.start_revision = 50, start(false)),
             (
                 "at the compaction",
                 |create, _| create.start_revision = 40,
-                CreatePlan::From(40),
+                start(false),
             ),
             (
                 "below it",
                 |create, _| create.start_revision = 39,
-                CreatePlan::Compacted(40),
+                Err(NotServed::Compacted(40)),
+            ),
+            (
+                "below a compaction that etcd has not reported itself",
+                |create, inputs| (create.start_revision, inputs.reported_compaction) = (39, None),
+                start(false),
             ),
             (
                 "negative",
                 |create, _| create.start_revision = -1,
-                refuse(Refusal::NegativeStart),
+                refuse(NEGATIVE_START),
             ),
             (
                 "negative before etcd refused it",
@@ -221,7 +214,7 @@ mod tests {
                     create.start_revision = -1;
                     inputs.auth = Auth::On;
                 },
-                refuse(Refusal::NegativeStart),
+                refuse(NEGATIVE_START),
             ),
             (
                 "version",
@@ -236,7 +229,7 @@ mod tests {
             (
                 "auth on",
                 |_, inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
-                CreatePlan::Authorize,
+                start(true),
             ),
             (
                 "auth on, taken for another user",
@@ -253,11 +246,11 @@ mod tests {
             (
                 "credentials",
                 |_, inputs| inputs.has_credentials = true,
-                CreatePlan::Authorize,
+                start(true),
             ),
             (
                 "credentials for other keys",
-                |_, inputs| (inputs.has_credentials, inputs.mirror_revision) = (true, None),
+                |_, inputs| (inputs.has_credentials, inputs.mirror) = (true, None),
                 etcd(Reason::NotMirrored),
             ),
             (
@@ -270,9 +263,9 @@ mod tests {
                 |create, inputs| {
                     create.range_end = "a".into();
                     inputs.is_id_taken = true;
-                    inputs.mirror_revision = None;
+                    inputs.mirror = None;
                 },
-                refuse(Refusal::EmptyRange),
+                refuse(EMPTY_RANGE),
             ),
             (
                 "rights are checked before the range",
@@ -286,13 +279,13 @@ mod tests {
                 "id",
                 |_, inputs| {
                     inputs.is_id_taken = true;
-                    inputs.mirror_revision = None;
+                    inputs.mirror = None;
                 },
-                refuse(Refusal::DuplicateId),
+                refuse(DUPLICATE_ID),
             ),
             (
                 "other keys",
-                |_, inputs| inputs.mirror_revision = None,
+                |_, inputs| inputs.mirror = None,
                 etcd(Reason::NotMirrored),
             ),
             (
@@ -302,20 +295,20 @@ mod tests {
             ),
             (
                 "no mirror",
-                |_, inputs| inputs.mirror_revision = Some(Err(Reason::Loading)),
+                |_, inputs| inputs.out_of_service = Some(Reason::Loading),
                 etcd(Reason::Loading),
             ),
             (
                 "no feed",
-                |_, inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
-                CreatePlan::Resume,
+                |_, inputs| inputs.out_of_service = Some(Reason::FeedLost),
+                start(false),
             ),
             (
                 "rights are checked before the feed is waited for",
                 |create, inputs| {
                     create.range_end = "a".into();
                     inputs.has_credentials = true;
-                    inputs.mirror_revision = Some(Err(Reason::FeedLost));
+                    inputs.out_of_service = Some(Reason::FeedLost);
                 },
                 etcd(Reason::FeedLost),
             ),
@@ -323,7 +316,7 @@ mod tests {
                 "auth on from the start, without a user of its own",
                 |_, inputs| {
                     (inputs.auth, inputs.version, inputs.is_checked) = (Auth::On, None, false);
-                    inputs.mirror_revision = Some(Err(Reason::Loading));
+                    inputs.out_of_service = Some(Reason::Loading);
                 },
                 etcd(Reason::Auth),
             ),

@@ -11,8 +11,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::carried::Carried;
+use super::plan::ServingMirror;
 use super::start::{authorize, reason_of};
-use super::stream::ServingMirror;
 use crate::proxy::handles::Client;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::fan_out::{Join, Reader, Signal};

@@ -9,22 +9,14 @@ use super::downstream::Downstream;
 use super::etcd::EtcdEnd;
 use super::handover::{ServedBy, begin_at_etcd, cancel_handed_over, hand_over, leave, return_to_memory};
 use super::memory::MemorySource;
-use super::plan::Refusal;
+use super::plan::NotServed;
 use super::receive::Requests;
 use super::request::Create;
-use super::start::Started;
+use super::start::Answer;
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
-use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics;
-
-/// Answer to the first create request of a stream.
-pub(super) enum First {
-    Refuse(Refusal),
-    Compacted(i64),
-    Started(Started),
-}
 
 /// Watch stream with the source that serves it.
 #[derive(Debug)]
@@ -36,40 +28,32 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A stream that memory serves, whose first request is `create`, and was received in `requests`.
+    /// A stream whose first request, in `requests`, is `create`, with this `answer`. The request stays there if etcd serves the
+    /// stream: memory may once the reason has passed.
     pub(super) fn begin(
         stream: StreamContext,
         mut requests: Requests,
         bytes: StreamBytes,
         arrived: Instant,
         create: Create,
-        first: First,
+        answer: Answer,
     ) -> Session {
-        requests.consume();
+        let at_etcd = match answer {
+            Err(NotServed::Etcd(reason)) => Some(reason),
+            _ => {
+                requests.consume();
+                None
+            }
+        };
         let mut down = Downstream::new(stream, requests, bytes, arrived);
-        let mut memory = MemorySource::new(&down);
-        match first {
-            First::Refuse(refusal) => down.refuse(refusal),
-            First::Compacted(revision) => memory.created_compacted(&mut down, &create, revision),
-            First::Started(started) => memory.created(&mut down, create, started),
-        }
-        Session {
-            down,
-            source: Some(ServedBy::Memory(Box::new(memory))),
-            has_ended: false,
-        }
-    }
-
-    /// A stream that memory may serve once `reason` has passed; its first request stays in `requests`.
-    pub(super) fn begin_at_etcd(
-        stream: StreamContext,
-        requests: Requests,
-        bytes: StreamBytes,
-        arrived: Instant,
-        reason: Reason,
-    ) -> Session {
-        let mut down = Downstream::new(stream, requests, bytes, arrived);
-        let source = begin_at_etcd(&mut down, reason);
+        let source = match at_etcd {
+            Some(reason) => begin_at_etcd(&mut down, reason),
+            None => {
+                let mut memory = MemorySource::new(&down);
+                memory.answer(&mut down, create, answer);
+                ServedBy::Memory(Box::new(memory))
+            }
+        };
         Session {
             down,
             source: Some(source),

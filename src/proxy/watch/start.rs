@@ -1,14 +1,25 @@
 //! Starts one watcher: proves the revision after which a watch of the present begins (W7), or that etcd has not compacted
-//! the one at which a watch of the past begins (W11), and joins the fan-out.
+//! the one at which a watch of the past begins (W11), and joins the fan-out. What memory does not serve etcd may refuse, in its
+//! own words, without an end of the stream's other watchers, whose rights it has granted (W14).
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderMap;
+use http::request::Parts;
 use tokio::time::Instant;
 
+use super::carried::wire;
+use super::etcd_stream::encode;
+use super::plan::NotServed;
 use super::request::Create;
+use super::tap::{Head, MAX_HEAD_BYTES, Parsed};
+use crate::proxy::forward::RequestBody;
 use crate::proxy::handles::Client;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_mirror::fan_out::{Join, JoinRefused, Reader, Signal};
@@ -16,6 +27,7 @@ use rangecache_mirror::freshness::Unproven;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::lineage::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
+use rangecache_upstream::{ConnectionClass, Outgoing};
 
 /// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
 const FEED_TIMEOUT: Duration = Duration::from_millis(500);
@@ -23,6 +35,8 @@ const FEED_TIMEOUT: Duration = Duration::from_millis(500);
 const AUTHORIZATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait for the proof of a start revision.
 const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for etcd's refusal.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A watcher that has joined its fan-out.
 #[derive(Debug)]
@@ -38,19 +52,14 @@ pub(super) struct Started {
     pub(super) prev_kv_after: i64,
 }
 
-/// Answer to a create request from memory.
-#[derive(Debug)]
-pub(super) enum CreateAnswer {
-    Started(Started),
-    /// etcd has compacted up to this revision what the watcher starts with.
-    Compacted(i64),
-}
+/// Answer to a create request.
+pub(super) type Answer = Result<Started, NotServed>;
+
+/// Future of an [`Answer`].
+pub(super) type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
 /// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream. `caller` is
 /// the caller's metadata if etcd has to authorize it. `check` receives the span of the quorum check.
-///
-/// # Errors
-/// The reason why etcd must serve the watcher.
 pub(super) async fn start(
     client: Arc<Client>,
     signal: Arc<Signal>,
@@ -58,15 +67,11 @@ pub(super) async fn start(
     create: Create,
     caller: Option<&HeaderMap>,
     mut check: Option<&mut Option<SpanContext>>,
-) -> Result<CreateAnswer, Reason> {
+) -> Answer {
     let mirrors = &client.proxy.mirrors;
     let cluster_state = &mirrors.cluster_state;
-    let Some(mirror) = mirrors.at(mirror_position) else {
-        return Err(Reason::NotMirrored);
-    };
-    let Some(fan_out) = mirrors.fan_out(mirror) else {
-        return Err(Reason::NotMirrored);
-    };
+    let mirror = mirrors.at(mirror_position).ok_or(Reason::NotMirrored)?;
+    let fan_out = mirrors.fan_out(mirror).ok_or(Reason::NotMirrored)?;
     mirror.resumed(Instant::now() + FEED_TIMEOUT).await?;
     let mut past = past_revision(&create, cluster_state.known());
     let mut prev_kv_after = 0;
@@ -79,12 +84,12 @@ pub(super) async fn start(
         };
         match proven {
             Ok(proven) => break proven,
-            Err(Unproven::For(reason)) => return Err(reason),
+            Err(Unproven::For(reason)) => return Err(reason.into()),
             Err(Unproven::Compacted(_)) => {
                 let compacted = mirrors.compaction_above(mirror, past).await;
                 let compacted = compacted.ok_or(Reason::HistoryGone)?;
                 if create.start_revision < compacted {
-                    return Ok(CreateAnswer::Compacted(compacted));
+                    return Err(NotServed::Compacted(compacted));
                 }
                 // It may have been reported a while ago: the first revision is proven, too.
                 (past, prev_kv_after) = (create.start_revision, compacted);
@@ -106,20 +111,20 @@ pub(super) async fn start(
     let reader = readers.into_iter().next().ok_or(Reason::NotFresh)?;
     // Checked after the proof: auth may have been switched on while it was awaited (I8).
     if caller.is_none() && cluster_state.auth() != Auth::Off {
-        return Err(Reason::Auth);
+        return Err(Reason::Auth.into());
     }
     let shown = cluster_state.min_served_revision().unwrap_or(0);
     let header_revision = now.map_or_else(|| shown.max(reader.reached()), |(_, revision)| revision);
     if !cluster_state.record_served(reader.history(), header_revision) {
-        return Err(Reason::HistoryReplaced);
+        return Err(Reason::HistoryReplaced.into());
     }
-    Ok(CreateAnswer::Started(Started {
+    Ok(Started {
         reader,
         mirror: mirror_position,
         header_revision,
         since: now.map_or(create.start_revision, |(_, revision)| revision),
         prev_kv_after,
-    }))
+    })
 }
 
 /// Lowest revision that etcd reads for the watcher of `create`; 0 if it reads none that is known: in the present, and from
@@ -206,6 +211,40 @@ pub(super) fn reason_of(refused: JoinRefused) -> Reason {
     }
 }
 
+/// Sends `create`, which memory does not serve for `reason`, to etcd on a stream of its own, with the head `parts` of the client's
+/// request: etcd refuses it, or creates a watcher that ends with this stream, and has to serve the client's.
+pub(super) async fn refusal(client: Arc<Client>, parts: Parts, create: Create, reason: Reason) -> NotServed {
+    let refused = tokio::time::timeout(REFUSAL_TIMEOUT, refused(&client, parts, &create)).await;
+    let refused = refused.ok().flatten();
+    refused.map_or(NotServed::Etcd(reason), NotServed::Refused)
+}
+
+/// etcd's response to `create` if it is a refusal.
+async fn refused(client: &Client, parts: Parts, create: &Create) -> Option<Bytes> {
+    let forward = &client.proxy.forward;
+    let history = forward.cluster_state.current();
+    let request = wire(create, create.watch_id, create.start_revision);
+    let request = Outgoing::whole(encode(RequestUnion::CreateRequest(request)));
+    let sending = forward.send(parts, RequestBody::Once(request), ConnectionClass::Endless);
+    let opened = sending.await.ok()?;
+    let message = read_message(opened.response.into_body(), MAX_HEAD_BYTES, |_| true).await;
+    let RequestMessage::Whole { framed, .. } = message else {
+        return None;
+    };
+    let Parsed::Head(head) = Head::parse(framed.get(PREFIX_BYTES..)?, true) else {
+        return None;
+    };
+    if head.created && head.canceled {
+        // Before a byte leaves (I11).
+        let (cluster_id, revision) = (head.cluster_id, head.revision);
+        forward
+            .cluster_state
+            .record_forwarded(&history, cluster_id, revision);
+        return Some(framed);
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -263,6 +302,9 @@ mod tests {
         let scene = Scene::new(&[]);
         let signal = Arc::new(Signal::new(0));
         let started = start(scene.client(), signal, 99, Create::default(), None, None).await;
-        assert!(matches!(started, Err(Reason::NotMirrored)), "{started:?}");
+        assert!(
+            matches!(started, Err(NotServed::Etcd(Reason::NotMirrored))),
+            "{started:?}"
+        );
     }
 }

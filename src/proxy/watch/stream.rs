@@ -1,21 +1,21 @@
 //! A Watch stream as far as it does not change, and the plans of its create requests.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
 use http::request::Parts;
 
-use super::plan::{CreatePlan, CreatePlanInputs, Refusal, plan};
-use super::request::Create;
-use super::start::{CreateAnswer, start};
-use crate::proxy::call::CreateSpans;
+use super::plan::{CreatePlanInputs, NotServed, ServingMirror, plan};
+use super::receive::{Received, Requests};
+use super::request::{Create, WatchRequest};
+use super::start::{Answer, Answering, refusal, start};
+use crate::proxy::call::{CallRecord, CreateSpans};
 use crate::proxy::handles::{CallProtocol, Client};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::head::{head_bytes, kept_head};
-use etcd_wire::grpc::{CallMetadata, WATCH};
+use etcd_wire::grpc::{CallMetadata, Status, WATCH};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::fan_out::Signal;
 use rangecache_mirror::lineage::Auth;
@@ -38,24 +38,6 @@ pub(super) struct StreamContext {
     pub(super) is_feed: bool,
     /// Spans of its create requests, if the stream is traced.
     pub(super) spans: Option<Box<CreateSpans>>,
-}
-
-/// Mirror from which memory can serve a watcher, and whether etcd has to authorize the caller.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ServingMirror {
-    /// Position of the mirror in [`Mirrors::all`](rangecache_mirror::Mirrors::all).
-    pub(super) mirror: usize,
-    /// Whether etcd has to authorize the caller first (I8).
-    pub(super) authorizes: bool,
-}
-
-/// Next step for a create request.
-pub(super) enum Planned {
-    Refuse(Refusal),
-    Compacted(i64),
-    /// The watcher is started from memory.
-    Start(ServingMirror),
-    Etcd(Reason),
 }
 
 impl StreamContext {
@@ -81,13 +63,12 @@ impl StreamContext {
     }
 
     /// Plans the answer to `create`; `is_id_taken` says whether a watcher has the id that the client chose.
-    pub(super) fn plan(&self, create: &Create, is_id_taken: bool) -> Planned {
+    pub(super) fn plan(&self, create: &Create, is_id_taken: bool) -> Result<ServingMirror, NotServed> {
         let mirrors = &self.client.proxy.mirrors;
         if mirrors.forwards_all() {
-            return Planned::Etcd(Reason::ForwardAll);
+            return Err(Reason::ForwardAll.into());
         }
-        let interval = create.interval();
-        let position = mirrors.position_holding(&interval);
+        let position = mirrors.position_holding(&create.interval());
         let mirror = position.and_then(|position| mirrors.at(position));
         let (auth, upstream) = (mirrors.cluster_state.auth(), &self.client.proxy.forward.upstream);
         let inputs = CreatePlanInputs {
@@ -96,35 +77,46 @@ impl StreamContext {
             has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
             is_identified: auth != Auth::On || self.client.identifies(self.has_credentials, self.by),
             has_credentials: self.has_credentials,
-            mirror_revision: mirror.map(|mirror| mirror.revision()),
+            mirror: position.filter(|_| mirror.is_some()),
+            out_of_service: mirror.and_then(|mirror| mirror.revision().err()),
             is_checked: mirrors.cluster_state.identity().is_some(),
             version: upstream.lowest_version(),
             compacted: mirrors.cluster_state.compacted(),
+            reported_compaction: mirrors.reported_compaction(create.start_revision),
         };
-        let start = |mirror, authorizes| Planned::Start(ServingMirror { mirror, authorizes });
-        match (plan(create, &inputs), position) {
-            (CreatePlan::Refuse(refusal), _) => Planned::Refuse(refusal),
-            (CreatePlan::Compacted(_), Some(mirror)) => {
-                match mirrors.reported_compaction(create.start_revision) {
-                    Some(reported) => Planned::Compacted(reported),
-                    // Only that it is compacted is known.
-                    None => start(mirror, false),
-                }
+        plan(create, &inputs)
+    }
+
+    /// Reads the first request, which decides whether memory or etcd serves the stream, and starts its watcher. The request stays in
+    /// `requests`. Without a create request the answer is one for the self.
+    pub(super) async fn first_create(
+        &self,
+        requests: &mut Requests,
+        record: &mut CallRecord,
+    ) -> (Create, Answer) {
+        let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
+        let drain = &self.client.proxy.forward.drain;
+        let not_served = match drain.run_until_cancelled(receiving).await {
+            None => NotServed::End(Status::StoppingReconnect),
+            Some(Received::Late) => NotServed::End(Status::RequestTimeout),
+            Some(Received::Message(Ok(WatchRequest::Create(create)))) => {
+                record.record_watcher(&create.key, &create.range_end, create.start_revision);
+                let answer = match self.plan(&create, false) {
+                    Err(not_served) => Err(not_served),
+                    Ok(place) => {
+                        let mut starting = self.start(place, &create);
+                        std::future::poll_fn(|cx| {
+                            requests.read_ahead(cx);
+                            starting.as_mut().poll(cx)
+                        })
+                        .await
+                    }
+                };
+                return (create, answer);
             }
-            (CreatePlan::FromNow | CreatePlan::From(_), Some(mirror)) => start(mirror, false),
-            (CreatePlan::Authorize, Some(mirror)) => start(mirror, true),
-            (CreatePlan::Resume, Some(mirror)) => start(mirror, inputs.authorizes()),
-            (CreatePlan::Etcd(reason), _) => Planned::Etcd(reason),
-            // Not reached: the plan leaves what no mirror holds to etcd.
-            (
-                CreatePlan::FromNow
-                | CreatePlan::From(_)
-                | CreatePlan::Authorize
-                | CreatePlan::Resume
-                | CreatePlan::Compacted(_),
-                None,
-            ) => Planned::Etcd(Reason::NotMirrored),
-        }
+            Some(_) => NotServed::Etcd(Reason::Undecodable),
+        };
+        (Create::default(), Err(not_served))
     }
 
     /// Memory of the head, in bytes.
@@ -149,21 +141,13 @@ impl StreamContext {
             watch_id: 0,
             ..create.clone()
         };
-        match self.plan(&from_now, false) {
-            Planned::Start(place) => {
-                let mirror = self.client.proxy.mirrors.at(place.mirror);
-                mirror?.revision().ok().map(|_| place)
-            }
-            Planned::Refuse(_) | Planned::Compacted(_) | Planned::Etcd(_) => None,
-        }
+        let place = self.plan(&from_now, false).ok()?;
+        let mirror = self.client.proxy.mirrors.at(place.mirror)?;
+        mirror.revision().ok().map(|_| place)
     }
 
     /// Starts the watcher of `create` at `place`.
-    pub(super) fn start(
-        &self,
-        place: ServingMirror,
-        create: &Create,
-    ) -> Pin<Box<dyn Future<Output = Result<CreateAnswer, Reason>> + Send>> {
+    pub(super) fn start(&self, place: ServingMirror, create: &Create) -> Answering {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
         if let Some(prefix) = figure_prefix(&create.key) {
             client.proxy.telemetry.metrics.prefixes.record_watch(prefix);
@@ -176,9 +160,27 @@ impl StreamContext {
             let check = span.as_mut().map(|span| &mut span.check);
             let started = start(client, signal, place.mirror, create, caller.as_ref(), check).await;
             if let Some(span) = span {
-                span.end(started.as_ref().err().copied());
+                span.end(match started {
+                    Err(NotServed::Etcd(reason)) => Some(reason),
+                    _ => None,
+                });
             }
             started
         })
     }
+
+    /// Lets etcd decide about `create`, which memory does not serve for `reason`.
+    pub(super) fn ask_etcd(&self, create: &Create, reason: Reason) -> Answering {
+        let (client, parts) = (Arc::clone(&self.client), self.parts.clone());
+        let refusal = refusal(client, parts, create.clone(), reason);
+        Box::pin(async move { Err(refusal.await) })
+    }
+}
+
+/// Counts and logs a stream that etcd serves from its beginning.
+pub(super) fn record_forwarded(client: &Client, reason: Reason, record: &mut CallRecord) {
+    record.record_watch_source("etcd", reason.as_str());
+    let metrics = &client.proxy.telemetry.metrics;
+    metrics.forwarding.calls.inc();
+    metrics.watches.record_created("etcd", reason.as_str());
 }

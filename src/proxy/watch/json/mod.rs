@@ -14,11 +14,10 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::first::{Declined, first_create, record_forwarded};
+use super::plan::NotServed;
 use super::receive::Requests;
-use super::request::Create;
-use super::session::{First, Session};
-use super::stream::StreamContext;
+use super::session::Session;
+use super::stream::{StreamContext, record_forwarded};
 use super::stream_bytes::StreamBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::forward_http1_body;
@@ -54,81 +53,44 @@ pub(crate) async fn watch_json(
     let arrived = Instant::now();
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
-        Ok(body) => {
-            let first = first(client, &parts, &body, record).await;
-            match first.and_then(|first| respond(client, first, arrived)) {
-                Ok(response) => {
-                    record.record_watch_source("memory", "");
-                    return Ok(response);
-                }
-                Err(reason) => (Outgoing::whole(body), reason),
-            }
-        }
+        Ok(body) => match serve(client, &parts, &body, arrived, record).await {
+            Ok(response) => return Ok(response),
+            Err(reason) => (Outgoing::whole(body), reason),
+        },
         Err(unread) => (unread, Reason::Undecodable),
     };
     record.begin_forward(&mut parts.headers);
     Ok(forward(client, parts, body, reason, record).await)
 }
 
-/// A watcher that memory serves.
-struct Watch {
-    stream: StreamContext,
-    requests: Requests,
-    create: Create,
-    first: First,
-    /// Whether errors have the form of etcd 3.6 and later.
-    is_protojson: bool,
-}
-
-/// Starts the watcher that the body asks for.
+/// Serves the watcher that the body asks for from memory.
 ///
 /// # Errors
 /// Reason why etcd must serve it.
-async fn first(
+async fn serve(
     client: &Arc<Client>,
     parts: &Parts,
     body: &[u8],
+    arrived: Instant,
     record: &mut CallRecord,
-) -> Result<Watch, Reason> {
+) -> Result<Response<ResponseBody>, Reason> {
     let proxy = &client.proxy;
     let version = gateway_version(proxy.forward.upstream.lowest_version())?;
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
-    let stream = StreamContext::new(
-        client,
-        &headers,
-        &metadata,
-        CallProtocol::Json,
-        record.create_spans(),
-    );
+    let spans = record.create_spans();
+    let stream = StreamContext::new(client, &headers, &metadata, CallProtocol::Json, spans);
     let mut requests = Requests::of_message(message, proxy.request_timeout);
-    match first_create(&stream, &mut requests, record).await {
-        Ok((create, first)) => Ok(Watch {
-            stream,
-            requests,
-            create,
-            first,
-            is_protojson,
-        }),
-        Err(Declined::For(reason)) => Err(reason),
+    let (create, answer) = stream.first_create(&mut requests, record).await;
+    match answer {
+        Err(NotServed::Etcd(reason)) => return Err(reason),
         // The process stops, which forwarding reports as for every other request.
-        Err(Declined::With(_)) => Err(Reason::NotFresh),
+        Err(NotServed::End(_)) => return Err(Reason::NotFresh),
+        _ => {}
     }
-}
-
-/// # Errors
-/// [`Reason::OverBudget`].
-fn respond(client: &Client, watch: Watch, arrived: Instant) -> Result<Response<ResponseBody>, Reason> {
-    let bytes = StreamBytes::begin(&client.proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
-    let Watch {
-        stream,
-        requests,
-        create,
-        first,
-        is_protojson,
-    } = watch;
-    let session = Session::begin(stream, requests, bytes, arrived, create, first);
+    let bytes = StreamBytes::begin(&proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
+    let session = Session::begin(stream, requests, bytes, arrived, create, answer);
     let source = JsonStream::new(session, is_protojson);
     let json = HeaderValue::from_static("application/json");
     let mut response = ResponseBody::from_source(source).into_response(json);
@@ -136,6 +98,7 @@ fn respond(client: &Client, watch: Watch, arrived: Instant) -> Result<Response<R
         "grpc-metadata-content-type",
         HeaderValue::from_static("application/grpc"),
     );
+    record.record_watch_source("memory", "");
     Ok(response)
 }
 
