@@ -234,8 +234,6 @@ impl Lifecycle<'_> {
         let load = Load {
             set: &mirrors.set,
             upstream: &mirrors.upstream,
-            pacing: &mirrors.load_pacing,
-            tasks: &mirrors.tasks,
             telemetry: &mirrors.telemetry,
             packing: packing::while_loading(&mirrors.set, mirror),
             mirror,

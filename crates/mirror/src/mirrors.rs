@@ -14,7 +14,6 @@ use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
 use super::image::Images;
 use super::lineage::{ClusterState, Compaction, HistoryId};
-use super::load::LoadPacing;
 use super::metrics::RoomMetrics;
 use super::neighbours::UselessNeighbour;
 use super::set::{MirrorSet, MirrorSlot};
@@ -55,8 +54,6 @@ pub struct Mirrors {
     pub(super) compaction: Arc<Compaction>,
     /// Images on the disk.
     pub(super) images: Option<Arc<Images>>,
-    /// The rate of loads.
-    pub(super) load_pacing: Arc<LoadPacing>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -133,7 +130,6 @@ impl Mirrors {
             probe_interval,
             compaction,
             images: open_images(&flags),
-            load_pacing: Arc::new(LoadPacing::new()),
             tasks: tasks.clone(),
             stop: stop.clone(),
         }

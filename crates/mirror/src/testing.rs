@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::lineage::ClusterState;
-use super::load::{Load, LoadError, LoadPacing, Loaded, LoadedBy, Previous};
+use super::load::{Load, LoadError, Loaded, LoadedBy, Previous};
 use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::Mirror;
@@ -293,7 +293,6 @@ pub(super) struct Bench {
     pub(super) set: MirrorSet,
     upstream: Arc<Upstream>,
     telemetry: Arc<Telemetry>,
-    pacing: Arc<LoadPacing>,
     tasks: TaskTracker,
     _server: FakeEtcd,
     stop: CancellationToken,
@@ -363,7 +362,6 @@ impl Bench {
             set: MirrorSet::new(vec![slot], cluster_state, live),
             upstream,
             telemetry,
-            pacing: Arc::new(LoadPacing::new()),
             tasks,
             _server: server,
             stop: stop.clone(),
@@ -410,8 +408,6 @@ impl Bench {
         let load = Load {
             set,
             upstream: &self.upstream,
-            pacing: &self.pacing,
-            tasks: &self.tasks,
             telemetry: &self.telemetry,
             packing: Packing::Never,
             mirror: &set.get(0).unwrap().mirror,

@@ -169,18 +169,6 @@ pub fn is_future_revision(status: &tonic::Status) -> bool {
     status.code() == Code::OutOfRange && status.message().contains("future")
 }
 
-/// etcd's current header, by a linearizable read of one key as rangecache's own user, who must be allowed to read
-/// `key`.
-///
-/// # Errors
-/// etcd's status.
-pub async fn current_header(
-    connection: &Arc<Connection>,
-    key: Bytes,
-) -> Result<Option<ResponseHeader>, tonic::Status> {
-    Ok(range(connection, header_request(key)).await?.header)
-}
-
 /// A Range as rangecache's own user, on a connection of which it waits at most for [`READ_TIMEOUT`]. The caller bounds the
 /// response by its request.
 ///

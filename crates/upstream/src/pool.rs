@@ -256,22 +256,6 @@ impl Upstream {
         self.fallback_from < deadline && self.list().iter().any(|endpoint| self.is_too_early_for(endpoint))
     }
 
-    /// A live connection of `class`, to `url` if there is one; waits for one until `deadline`.
-    ///
-    /// # Errors
-    /// [`NoEndpoint`] if none was opened by then.
-    pub async fn connection_to(
-        &self,
-        class: ConnectionClass,
-        url: &Url,
-        deadline: Instant,
-    ) -> Result<Arc<Connection>, NoEndpoint> {
-        match self.least_busy(class, |connection| connection.url() == url) {
-            Some(connection) => Ok(connection),
-            None => self.connection(class, deadline).await,
-        }
-    }
-
     /// A live connection of `class`, to the leader unless that is not known or much busier than another member; waits for
     /// one until `deadline`.
     ///
@@ -685,6 +669,12 @@ mod tests {
         connection.unwrap().url().clone()
     }
 
+    /// The connection to `url`.
+    fn to(upstream: &Upstream, url: &Url) -> Arc<Connection> {
+        let of_url = upstream.least_busy(QUIET, |connection| connection.url() == url);
+        of_url.unwrap()
+    }
+
     /// The endpoints of eight choices in turn.
     async fn chosen_of_eight(upstream: &Upstream) -> std::collections::BTreeSet<String> {
         let mut urls = std::collections::BTreeSet::new();
@@ -699,8 +689,7 @@ mod tests {
         let (a, b) = (member("3.6.0", 7, 2).await, member("3.6.0", 7, 2).await);
         let (upstream, _stop) = start(&[&a.url, &b.url], true);
         settled(&upstream, &[true, true]).await;
-        let busy = upstream.connection_to(QUIET, &a.url, Instant::now() + SOON);
-        let busy = busy.await.unwrap();
+        let busy = to(&upstream, &a.url);
         assert_eq!(busy.url(), &a.url);
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));
         let held = busy.send(Request::post("/a").body(body).unwrap()).await.unwrap();
@@ -735,8 +724,7 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(chosen(&upstream).await, b.url);
         }
-        let to_a = upstream.connection_to(QUIET, &a.url, Instant::now() + SOON);
-        assert_eq!(to_a.await.unwrap().url(), &a.url);
+        assert_eq!(to(&upstream, &a.url).url(), &a.url);
         upstream.avoid(&b.url);
         assert_eq!(chosen_of_eight(&upstream).await.len(), 2, "neither is better");
     }
@@ -870,8 +858,7 @@ mod tests {
         for _ in 0..4 {
             assert_eq!(chosen().await, leader.url);
         }
-        let busy = upstream.connection_to(QUIET, &leader.url, Instant::now() + SOON);
-        let busy = busy.await.unwrap();
+        let busy = to(&upstream, &leader.url);
         let mut held = Vec::new();
         for _ in 0..=BUSY_LEADER_CALLS {
             let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

@@ -14,7 +14,7 @@ impl ReceiveWindow {
     pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
     /// For the connection of one feed, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
-    /// For the connection of one load, which is read at a rate: etcd sends no more than this ahead of it, in bursts of half of it
-    /// for which its other clients wait. Over a network whose round trip takes a millisecond a load reads 256 MB/s at most.
+    /// For the connection of one load: etcd sends no more than this ahead of it, in bursts of half of it for which its other
+    /// clients wait. Over a network whose round trip takes a millisecond a load reads 256 MB/s at most.
     pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
 }

@@ -5,24 +5,24 @@ use super::{Bug, Change};
 pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "65-load-until-never",
-        what: "the rate of a load has no lower bound",
-        test: "--lib load_ends_whatever_the_latency_is",
-        shows: "only .* bytes in five minutes",
+        what: "a load that makes no progress begins again for ever",
+        test: "-p rangecache-mirror --lib load_that_makes_no_progress_fails",
+        shows: "Elapsed",
         changes: &[Change {
-            item: "LoadPace::set_rate",
-            find: "self.rate = rate.min(CEILING).max(self.floor(now));",
-            replace: "self.rate = rate.clamp(1.0, CEILING);",
+            item: "load_all",
+            find: "if !error.is_broken() || resumes > MAX_RESUMES {",
+            replace: "if !error.is_broken() {",
         }],
     },
     Bug {
-        name: "66-take-a-loads-own-latency-for-etcds",
-        what: "a load forgets the latency that etcd had before it",
-        test: "--lib sixteen_loads_share_a_server_and_leave_room",
-        shows: "others wait for",
+        name: "66-prove-by-one-member-of-two",
+        what: "a load that was interrupted is proven by the member that it ended at",
+        test: "-p rangecache-mirror --lib load_resumes_behind_its_last_key_at_its_revision_after_a_break",
+        shows: "no member has kept the whole history of the load",
         changes: &[Change {
-            item: "Baseline::record",
-            find: "let lowest = lowest.map_or(latency, |lowest| lowest.min(latency));",
-            replace: "let lowest = latency;",
+            item: "load_all",
+            find: "gathered.finish((!is_interrupted).then_some(connection)).await",
+            replace: "gathered.finish(Some(connection)).await",
         }],
     },
     Bug {

@@ -17,14 +17,13 @@ use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span, is_unchanged};
 use super::error::LoadError;
 use super::loaded::{Adopted, AdoptedFrom, Loaded, Previous};
-use super::pacing::PacedChannel;
 use super::read::{LoadReader, Sink, page};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::net::Url;
-use rangecache_upstream::{Connection, page_limit, range};
+use rangecache_upstream::{Channel, Connection, page_limit, range};
 
 /// Reads of changed and of compared values that are in flight at once.
 const IN_FLIGHT: usize = 8;
@@ -158,7 +157,7 @@ fn at(reader: &LoadReader<'_>, key: &[u8]) -> RangeRequest {
 /// [`LoadError::TooDifferent`] once that is more than the mirror may have: a load of everything packs, and leaves values out.
 async fn read_span(
     reader: &LoadReader<'_>,
-    mut client: KvClient<PacedChannel>,
+    mut client: KvClient<Channel>,
     span: Span,
     mean_bytes: u64,
     held_bytes: &AtomicU64,
@@ -189,7 +188,6 @@ async fn read_span(
             }
             _ => return Err(LoadError::Inconsistent),
         }
-        reader.pacing.pay().await;
     }
 }
 

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 
 use super::error::LoadError;
-use super::pacing::LoadPacing;
 use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
@@ -33,10 +31,6 @@ pub(crate) struct Load<'a> {
     pub(crate) set: &'a MirrorSet,
     /// Connections.
     pub(crate) upstream: &'a Arc<Upstream>,
-    /// The rate of all loads.
-    pub(crate) pacing: &'a Arc<LoadPacing>,
-    /// Tracks the task that measures etcd's latency.
-    pub(crate) tasks: &'a TaskTracker,
     /// Counts loads without RangeStream.
     pub(crate) telemetry: &'a Telemetry,
     /// Whether values are packed.

@@ -172,12 +172,13 @@ impl Sink for Gathered<'_> {
         }
         if self.last_logged.elapsed() >= LOG_INTERVAL {
             self.last_logged = Instant::now();
+            let (bytes, seconds) = (self.builder.encoded_bytes(), self.began.elapsed().as_secs());
             tracing::info!(
                 mirror = load.mirror.name,
                 keys,
-                bytes = self.builder.encoded_bytes(),
-                seconds = self.began.elapsed().as_secs(),
-                bytes_per_second = self.reader.pacing.rate(),
+                bytes,
+                seconds,
+                bytes_per_second = bytes / seconds.max(1),
                 "loading"
             );
         }

@@ -13,7 +13,6 @@
 //! | `read` | the requests of a load |
 //! | `loaded`, `error` | results |
 //! | `cause` | causes of loads, for the metric and the log |
-//! | `pace`, `pacing` | the rate of loads, by etcd's latency |
 //! | `over_budget` | waiting until a mirror fits into memory again |
 
 mod adopt;
@@ -25,8 +24,6 @@ mod gather;
 mod loaded;
 mod neighbour;
 pub(super) mod over_budget;
-mod pace;
-mod pacing;
 mod read;
 mod whole;
 
@@ -34,7 +31,6 @@ pub(super) use begin::Load;
 pub(super) use cause::LoadCause;
 pub(super) use error::LoadError;
 pub(super) use loaded::{Adopted, AdoptedFrom, Loaded, LoadedBy, Previous};
-pub(super) use pacing::LoadPacing;
 
 use adopt::adopt;
 use gather::load_all;

@@ -7,15 +7,13 @@ use tonic::Code;
 
 use super::begin::Load;
 use super::error::{LoadError, PIECE_TIMEOUT};
-use super::pace::KEY_COST_BYTES;
-use super::pacing::{PacedChannel, PacedLoad};
 use crate::metrics::StreamFallbacks;
 use etcd_store::cache::ResponseHeader;
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::metrics::gauge;
-use rangecache_upstream::{Connection, is_too_large};
+use rangecache_upstream::{Channel, Connection, is_too_large};
 
 /// Receiver of what is read.
 pub(super) trait Sink {
@@ -32,7 +30,6 @@ pub(super) trait Sink {
 /// Reader of one load.
 pub(super) struct LoadReader<'a> {
     pub(super) load: &'a Load<'a>,
-    pub(super) pacing: Arc<PacedLoad>,
     /// etcd's header at the revision of the load.
     pub(super) pinned: ResponseHeader,
 }
@@ -42,24 +39,18 @@ impl<'a> LoadReader<'a> {
     pub(super) fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> LoadReader<'a> {
         load.mirror.metrics.load_keys.set(0);
         load.mirror.metrics.load_bytes.set(0);
-        LoadReader {
-            load,
-            pacing: Arc::new(load.pacing.begin()),
-            pinned,
-        }
+        LoadReader { load, pinned }
     }
 
-    /// Counts and charges what was read.
+    /// Counts what was read.
     pub(super) fn record(&self, key_values: &[Bytes]) {
-        self.pacing.charge(key_values.len() as u64 * KEY_COST_BYTES);
         let metrics = &self.load.mirror.metrics;
         metrics.load_keys.inc_by(gauge(key_values.len() as u64));
         let bytes: u64 = key_values.iter().map(|key_value| key_value.len() as u64).sum();
         metrics.load_bytes.inc_by(gauge(bytes));
     }
 
-    /// Reads the scope's keys behind those that `sink` has, without their values if `keys_only`. Measures etcd's latency
-    /// meanwhile.
+    /// Reads the scope's keys behind those that `sink` has, without their values if `keys_only`.
     pub(super) async fn read(
         &self,
         connection: &Arc<Connection>,
@@ -67,9 +58,6 @@ impl<'a> LoadReader<'a> {
         sink: &mut impl Sink,
     ) -> Result<(), LoadError> {
         let load = self.load;
-        let _measuring = self
-            .pacing
-            .measure(load.tasks, load.upstream, connection, &load.mirror.scope);
         let mut client = self.client(connection);
         let reason = match load.upstream.lacks_range_stream(connection) {
             Some(reason) => reason,
@@ -92,10 +80,9 @@ impl<'a> LoadReader<'a> {
         self.by_pages(&mut client, keys_only, sink).await
     }
 
-    /// A client whose responses are paced.
-    pub(super) fn client(&self, connection: &Arc<Connection>) -> KvClient<PacedChannel> {
+    /// A client that refuses messages that do not fit.
+    pub(super) fn client(&self, connection: &Arc<Connection>) -> KvClient<Channel> {
         let (channel, origin) = connection.own_channel();
-        let channel = self.pacing.channel(channel);
         KvClient::with_origin(channel, origin).max_decoding_message_size(self.load.set.max_message_bytes())
     }
 
@@ -115,7 +102,7 @@ impl<'a> LoadReader<'a> {
 
     async fn by_stream(
         &self,
-        client: &mut KvClient<PacedChannel>,
+        client: &mut KvClient<Channel>,
         keys_only: bool,
         sink: &mut impl Sink,
     ) -> Result<(), LoadError> {
@@ -145,7 +132,7 @@ impl<'a> LoadReader<'a> {
 
     async fn by_pages(
         &self,
-        client: &mut KvClient<PacedChannel>,
+        client: &mut KvClient<Channel>,
         keys_only: bool,
         sink: &mut impl Sink,
     ) -> Result<(), LoadError> {
@@ -169,14 +156,13 @@ impl<'a> LoadReader<'a> {
             if is_last {
                 return Ok(());
             }
-            self.pacing.pay().await;
         }
     }
 }
 
 /// etcd's response to one page.
 pub(super) async fn page(
-    client: &mut KvClient<PacedChannel>,
+    client: &mut KvClient<Channel>,
     request: RangeRequest,
 ) -> Result<RangeResponse, LoadError> {
     let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request));

@@ -21,7 +21,7 @@ struct Comparing<'a> {
     same: u64,
 }
 
-/// Reads every key at the revision of `loaded` from etcd, at the rate of loads, and compares it.
+/// Reads every key at the revision of `loaded` from etcd and compares it.
 ///
 /// # Errors
 /// [`LoadError::Foreign`] if one differs; others if etcd does not answer.
