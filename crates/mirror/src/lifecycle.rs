@@ -63,7 +63,7 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
     });
     if let Some(images) = mirrors.images.clone() {
         let mirrors_of_image = Arc::clone(mirrors);
-        // Not dropped at the end: the last events are written.
+        // Not dropped at the end: the last image is written.
         mirrors.tasks.spawn(async move {
             if let Some(slot) = mirrors_of_image.set.get(position) {
                 let (state, stop) = (&mirrors_of_image.cluster_state, &mirrors_of_image.stop);
@@ -241,7 +241,7 @@ impl Lifecycle<'_> {
         if let Some(images) = &mirrors.images {
             match self.prove_image(&load, images).await? {
                 Some(Proven::Continues(restored)) => {
-                    let filled = restored.fill(images, mirror, epoch);
+                    let filled = restored.fill(images, mirror, epoch, mirrors.history_limits);
                     // The feed proves it: there is no connection that has read it from etcd.
                     return Ok(filled.ok().map(|(keys, bytes)| {
                         let source = AdoptedFrom::Image;
@@ -271,7 +271,7 @@ impl Lifecycle<'_> {
     ) -> Result<Option<Proven>, LoadError> {
         if let Image::NotRead = self.image {
             let bounds = (load.packing, load.set.budget_of(self.mirror));
-            let read = image::read(images, self.mirror, bounds, self.mirrors.history_limits).await;
+            let read = image::read(images, self.mirror, bounds).await;
             self.image = read.map_or(Image::Used, |read| Image::Read(Box::new(read)));
         }
         let Image::Read(restored) = std::mem::replace(&mut self.image, Image::Used) else {

@@ -4,14 +4,18 @@ use super::{Bug, Change};
 
 pub(super) const BUGS: &[Bug] = &[
     Bug {
-        name: "154-continue-a-log-with-a-gap",
-        what: "events of a log that does not continue the image are applied",
-        test: "-p rangecache-mirror --lib frames_that_are_repeated_or_missing_end_the_log",
+        name: "154-forget-the-newest-events",
+        what: "the newest events of an image are not compared with those of etcd",
+        test: "-p rangecache-mirror --lib image_whose_newest_delete_was_of_another_key_is_of_no_use",
         shows: "panicked at",
         changes: &[Change {
-            item: "read_files",
-            find: "events.after == reached.revision && events.reached.cluster_id == reached.cluster_id;",
-            replace: "events.reached.cluster_id == reached.cluster_id;",
+            item: "LoadedStore::restored",
+            find: "
+newest_key: anchor.key,
+last_event: anchor.last_event,
+recent: RecentEvents::restored(&anchor.recent, anchor.recent_is_full),
+",
+            replace: "",
         }],
     },
     Bug {
@@ -31,14 +35,14 @@ if !Position::read(&connection, key.clone(), &before)
         }],
     },
     Bug {
-        name: "156-use-the-log-of-another-base",
-        what: "the log of another base is applied",
-        test: "-p rangecache-mirror --lib log_of_another_base_is_not_used",
+        name: "156-read-an-image-of-another-version",
+        what: "an image of another format is read",
+        test: "-p rangecache-mirror --lib image_of_another_version_is_of_no_use",
         shows: "panicked at",
         changes: &[Change {
-            item: "read_log",
-            find: "|header: &Header| header.image == base.image && header.check_encryption(key).is_ok();",
-            replace: "|header: &Header| header.check_encryption(key).is_ok();",
+            item: "Header::decoded",
+            find: "if header.format != FORMAT {",
+            replace: "if header.format == 0 {",
         }],
     },
     Bug {
@@ -54,7 +58,7 @@ if !Position::read(&connection, key.clone(), &before)
     },
     Bug {
         name: "190-keep-what-other-processes-left",
-        what: "an unfinished base, and images that no mirror reads, keep their room on the disk",
+        what: "an unfinished image, and images that no mirror reads, keep their room on the disk",
         test: "-p rangecache-mirror --lib leftovers_of_other_processes_take_no_room",
         shows: "panicked at",
         changes: &[Change {

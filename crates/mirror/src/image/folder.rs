@@ -27,7 +27,7 @@ pub(super) struct Folder {
     path: PathBuf,
     /// Largest size of all files together, in bytes.
     max_bytes: u64,
-    /// Bases and logs of this process's mirrors at its start.
+    /// Images of this process's mirrors at its start.
     own: HashSet<PathBuf>,
     lock: Mutex<Option<File>>,
 }
@@ -71,10 +71,9 @@ pub(super) enum Foreign {
 /// Files of one image.
 #[derive(Clone, Debug)]
 pub(super) struct ImageFiles {
-    pub(super) base: PathBuf,
-    /// The base that is being written.
-    pub(super) new_base: PathBuf,
-    pub(super) log: PathBuf,
+    pub(super) image: PathBuf,
+    /// The image that is being written.
+    pub(super) new_image: PathBuf,
 }
 
 impl Folder {
@@ -93,7 +92,7 @@ impl Folder {
         };
         for scope in scopes {
             let files = folder.files(scope);
-            folder.own.extend([files.base, files.log]);
+            folder.own.insert(files.image);
         }
         Ok(folder)
     }
@@ -144,14 +143,13 @@ impl Folder {
                 .join(format!("{IMAGE}{:08x}.{suffix}", name.clone().finalize()))
         };
         ImageFiles {
-            base: path("base"),
-            new_base: path("base.new"),
-            log: path("log"),
+            image: path("base"),
+            new_image: path("base.new"),
         }
     }
 
     /// Whether this process may write: it does if no other one has the lock. With the lock, what earlier processes left behind is
-    /// removed: bases that were not finished, and images that no mirror reads.
+    /// removed: images that were not finished, and those that no mirror reads.
     ///
     /// # Errors
     /// The lock cannot be made, or a file cannot be removed.
@@ -218,27 +216,22 @@ fn has_room(bytes: u64, free: u64, all: u64) -> bool {
 }
 
 impl ImageFiles {
-    /// An empty file for a base.
-    pub(super) fn create_base(&self) -> io::Result<File> {
-        let file = open_to_write(&self.new_base)?;
+    /// An empty file for an image.
+    pub(super) fn create(&self) -> io::Result<File> {
+        let file = open_to_write(&self.new_image)?;
         file.set_len(0)?;
         Ok(file)
     }
 
-    /// Puts the base that was written in the place of the one before, whose log belongs to no base from then on.
-    pub(super) fn replace_base(&self, folder: &Folder) -> io::Result<()> {
-        fs::rename(&self.new_base, &self.base)?;
+    /// Puts the image that was written in the place of the one before.
+    pub(super) fn replace(&self, folder: &Folder) -> io::Result<()> {
+        fs::rename(&self.new_image, &self.image)?;
         folder.sync()
-    }
-
-    /// The log, to be written.
-    pub(super) fn open_log(&self) -> io::Result<File> {
-        open_to_write(&self.log)
     }
 
     /// Removes the image.
     pub(super) fn remove(&self) -> io::Result<()> {
-        for path in [&self.base, &self.log, &self.new_base] {
+        for path in [&self.image, &self.new_image] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -316,7 +309,7 @@ mod tests {
         let files = folder.files(&Scope::prefix(b""));
         let target = parent.path().join("target");
         fs::write(&target, "of another program").unwrap();
-        for file in [&files.base, &files.new_base, &files.log, &path.join(LOCK)] {
+        for file in [&files.image, &files.new_image, &path.join(LOCK)] {
             std::os::unix::fs::symlink(&target, file).unwrap();
             let error = Folder::open(&path, 0, &[]).unwrap_err().to_string();
             let name = file.file_name().unwrap().to_str().unwrap();
@@ -331,8 +324,8 @@ mod tests {
         assert_eq!(fs::read(&target).unwrap(), b"of another program");
         // Root alone can give files away.
         if geteuid().is_root() {
-            fs::write(&files.log, "").unwrap();
-            for given in [&files.log, &path] {
+            fs::write(&files.image, "").unwrap();
+            for given in [&files.image, &path] {
                 std::os::unix::fs::chown(given, Some(65534), None).unwrap();
                 let error = Folder::open(&path, 0, &[]).unwrap_err().to_string();
                 assert!(
@@ -340,7 +333,7 @@ mod tests {
                     "{error}"
                 );
             }
-            assert!(open_to_write(&files.log).is_err());
+            assert!(open_to_write(&files.image).is_err());
         }
     }
 
@@ -359,7 +352,7 @@ mod tests {
         let path = testkit::disk::folder_with_room();
         let folder = Folder::open(path.path(), 1000, &[]).unwrap();
         folder.check_room(1000).unwrap();
-        fs::write(folder.files(&Scope::prefix(b"/a/")).base, [0; 600]).unwrap();
+        fs::write(folder.files(&Scope::prefix(b"/a/")).image, [0; 600]).unwrap();
         folder.check_room(400).unwrap();
         assert!(folder.check_room(401).is_err());
         assert!(has_room(800, 1000, 2000) && !has_room(801, 1000, 2000));
@@ -372,9 +365,9 @@ mod tests {
         fs::set_permissions(path.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let folder = Folder::open(path.path(), 0, &[]).unwrap();
         let scopes = [&b"/a/"[..], b"/b/", b"/a", b""].map(Scope::prefix);
-        let mut bases: Vec<_> = scopes.iter().map(|scope| folder.files(scope).base).collect();
-        bases.dedup();
-        assert_eq!(bases.len(), scopes.len());
+        let mut images: Vec<_> = scopes.iter().map(|scope| folder.files(scope).image).collect();
+        images.dedup();
+        assert_eq!(images.len(), scopes.len());
         folder.files(&scopes[0]).remove().unwrap();
     }
 }

@@ -4,26 +4,24 @@
 //! | length of the payload, 4 bytes | kind, 1 byte | payload | seal, 4 bytes (checksum) or 16 (encrypted) |
 //! ```
 //!
-//! A seal also covers the number of its frame, so that frames cannot change places. Numbers begin again with each section
-//! of a file; the [`Header`](super::header::Header) that begins a section is never encrypted, and every other frame of
-//! the section is sealed for that very header.
+//! A seal also covers the number of its frame, so that frames cannot change places. The
+//! [`Header`](super::header::Header) that begins a file is never encrypted, and every other frame is sealed for that very
+//! header.
 
 use std::fs::File;
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read, Write as _};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
 use bytes::Bytes;
 
 use super::key::ImageKey;
 
-/// Frame that begins a section.
+/// Frame that begins a file.
 pub(super) const HEADER: u8 = 1;
-/// Keys and values of a base.
+/// Keys and values.
 pub(super) const ENTRIES: u8 = 2;
-/// End of a base.
+/// End of a file, with the newest events.
 pub(super) const END: u8 = 3;
-/// Events of a log.
-pub(super) const EVENTS: u8 = 4;
 
 const PREFIX_BYTES: usize = 5;
 const CHECKSUM_BYTES: usize = 4;
@@ -45,22 +43,22 @@ pub(super) enum FrameError {
     NotEncrypted,
 }
 
-/// Frames of one section.
-struct SectionFrames {
+/// Seals of the frames of one file.
+struct Seals {
     /// `None` for checksums.
     key: Option<LessSafeKey>,
-    /// CRC-32 of the header: a frame of another section has another checksum.
+    /// CRC-32 of the header: a frame of another file has another checksum.
     header: u32,
     /// Number of the next frame.
     next: u64,
 }
 
-impl SectionFrames {
-    /// The section of the encoded `header`, which no other section has.
-    fn new(header: &[u8], key: Option<&ImageKey>) -> SectionFrames {
+impl Seals {
+    /// Seals of the file with the encoded `header`, which no other file has.
+    fn new(header: &[u8], key: Option<&ImageKey>) -> Seals {
         let derived = key.and_then(|key| UnboundKey::new(&AES_256_GCM, &key.derive(header)).ok());
         debug_assert_eq!(derived.is_some(), key.is_some());
-        SectionFrames {
+        Seals {
             key: derived.map(LessSafeKey::new),
             header: crc32fast::hash(header),
             next: 0,
@@ -127,37 +125,30 @@ impl SectionFrames {
     }
 }
 
-/// Writer of one section at the end of a file.
+/// Writer of a file's frames.
 pub(super) struct FrameWriter {
     file: File,
-    section: SectionFrames,
+    seals: Seals,
     bytes: u64,
 }
 
 impl FrameWriter {
-    /// Begins the section of the encoded `header` in a file, of which the first `length` bytes are kept.
-    pub(super) fn begin(
-        mut file: File,
-        length: u64,
-        header: &[u8],
-        key: Option<&ImageKey>,
-    ) -> io::Result<FrameWriter> {
-        file.set_len(length)?;
-        file.seek(SeekFrom::End(0))?;
+    /// Begins an empty file with the encoded `header`.
+    pub(super) fn begin(file: File, header: &[u8], key: Option<&ImageKey>) -> io::Result<FrameWriter> {
         let mut writer = FrameWriter {
             file,
-            section: SectionFrames::new(&[], None),
-            bytes: length,
+            seals: Seals::new(&[], None),
+            bytes: 0,
         };
         writer.write(HEADER, header)?;
-        writer.section = SectionFrames::new(header, key);
+        writer.seals = Seals::new(header, key);
         Ok(writer)
     }
 
     /// Appends a frame.
     pub(super) fn write(&mut self, kind: u8, payload: &[u8]) -> io::Result<()> {
         let mut frame = Vec::new();
-        self.section.write(kind, payload, &mut frame)?;
+        self.seals.write(kind, payload, &mut frame)?;
         self.file.write_all(&frame)?;
         self.bytes += frame.len() as u64;
         Ok(())
@@ -179,9 +170,7 @@ pub(super) struct Frames<'a, R> {
     from: R,
     /// Bytes of the file that were not read yet.
     left: u64,
-    /// Bytes up to the end of the last whole frame.
-    read: u64,
-    section: SectionFrames,
+    seals: Seals,
     key: Option<&'a ImageKey>,
 }
 
@@ -191,18 +180,12 @@ impl<'a, R: Read> Frames<'a, R> {
         Frames {
             from,
             left: length,
-            read: 0,
-            section: SectionFrames::new(&[], None),
+            seals: Seals::new(&[], None),
             key,
         }
     }
 
-    /// Bytes up to the end of the last whole frame.
-    pub(super) fn read_bytes(&self) -> u64 {
-        self.read
-    }
-
-    /// Kind and payload of the next frame; `None` at the end of the file. A header begins its section.
+    /// Kind and payload of the next frame; `None` at the end of the file. What follows a header is sealed for it.
     pub(super) fn next(&mut self) -> Result<Option<(u8, Bytes)>, FrameError> {
         if self.left == 0 {
             return Ok(None);
@@ -215,40 +198,39 @@ impl<'a, R: Read> Frames<'a, R> {
         self.from.read_exact(&mut prefix)?;
         let [a, b, c, d, kind] = prefix;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let mut of_header = SectionFrames::new(&[], None);
-        let section = if kind == HEADER {
+        let mut of_header = Seals::new(&[], None);
+        let seals = if kind == HEADER {
             &mut of_header
         } else {
-            &mut self.section
+            &mut self.seals
         };
         // Before memory is taken for it.
         let left = left
-            .checked_sub((length + section.seal_bytes()) as u64)
+            .checked_sub((length + seals.seal_bytes()) as u64)
             .ok_or(FrameError::CutOff)?;
-        let payload = section.read(&mut self.from, (kind, length))?;
+        let payload = seals.read(&mut self.from, (kind, length))?;
         if kind == HEADER {
-            self.section = SectionFrames::new(&payload, self.key);
+            self.seals = Seals::new(&payload, self.key);
         }
-        self.read += self.left - left;
         self.left = left;
         Ok(Some((kind, payload)))
     }
 }
 
-/// A section of the encoded `header` with these frames, sealed by checksums.
+/// A file of the encoded `header` with these frames, sealed by checksums.
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(super) fn sealed(header: &[u8], frames: impl Iterator<Item = (u8, Vec<u8>)>) -> Vec<u8> {
     let mut bytes = Vec::new();
     // Frames of less than four gigabytes.
-    let _ = SectionFrames::new(&[], None).write(HEADER, header, &mut bytes);
-    let mut section = SectionFrames::new(header, None);
+    let _ = Seals::new(&[], None).write(HEADER, header, &mut bytes);
+    let mut seals = Seals::new(header, None);
     for (kind, payload) in frames {
-        let _ = section.write(kind, &payload, &mut bytes);
+        let _ = seals.write(kind, &payload, &mut bytes);
     }
     bytes
 }
 
-/// A number is used once with a key: each section has its own.
+/// A number is used once with a key: each file has its own.
 fn nonce(number: u64) -> Nonce {
     let mut nonce = [0; NONCE_LEN];
     nonce[..8].copy_from_slice(&number.to_le_bytes());

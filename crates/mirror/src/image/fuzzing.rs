@@ -5,23 +5,22 @@
 use arbitrary::{Arbitrary, Unstructured};
 use prost::Message as _;
 
-use super::base::read_base;
-use super::frame::{END, ENTRIES, EVENTS, HEADER, sealed};
+use super::file::{encoded_end, read_image};
+use super::frame::{END, ENTRIES, HEADER, sealed};
 use super::header::Header;
-use super::log::read_log;
 use crate::lineage::Fingerprint;
 use etcd_store::cache::Packing;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::keyspace::scope::Scope;
 
-/// Most bytes of a base's tree.
+/// Most bytes of an image's tree.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Arbitrary, Debug)]
 struct Input {
     /// Lengths of the values of each piece.
     pieces: Vec<Vec<u8>>,
-    /// Frames with a right seal behind the pieces, or of a log: kind, whether the content is compressed, and the content.
+    /// Frames with a right seal behind the pieces: kind, whether the content is compressed, and the content.
     more: Vec<(u8, bool, Vec<u8>)>,
     /// A byte that is changed.
     damage: Option<(u16, u8)>,
@@ -29,7 +28,7 @@ struct Input {
     cut: u16,
 }
 
-/// A base that is as it was written has its keys, one that is damaged or cut off is of no use, and no content of a frame does harm.
+/// An image that is as it was written has its keys, one that is damaged or cut off is of no use, and no content of a frame does harm.
 pub fn image(data: &[u8]) {
     let Ok(input) = Input::arbitrary(&mut Unstructured::new(data)) else {
         return;
@@ -41,24 +40,7 @@ pub fn image(data: &[u8]) {
         compacted: 1,
         raft_gap: 1,
     };
-    let header = Header::of_base(&scope, &reached, false);
-    read_bases(&input, &header, &scope);
-    let events = input
-        .more
-        .iter()
-        .map(|(kind, _, content)| (if kind % 4 == 0 { *kind } else { EVENTS }, content.clone()));
-    let log = sealed(&header.of_next_section().encoded(), events);
-    let length = log.len() as u64;
-    let mut after = 0;
-    let used = read_log(&log[..], length, None, (&header, &scope), |events| {
-        assert!(events.after <= events.reached.revision);
-        after += 1;
-        true
-    });
-    assert!(used <= length && after <= input.more.len());
-}
-
-fn read_bases(input: &Input, header: &Header, scope: &Scope) {
+    let header = Header::new(&scope, &reached, false);
     let (mut frames, mut count) = (Vec::new(), 0_u64);
     for lengths in &input.pieces {
         let mut piece = Vec::new();
@@ -83,7 +65,7 @@ fn read_bases(input: &Input, header: &Header, scope: &Scope) {
         let kind = if *kind == HEADER { ENTRIES } else { *kind };
         frames.push((kind, content));
     }
-    frames.push((END, count.to_le_bytes().to_vec()));
+    frames.push((END, encoded_end(count)));
     let mut bytes = sealed(&header.encoded(), frames.into_iter());
     let damage = input.damage.filter(|(_, change)| *change != 0);
     if let Some((at, change)) = damage {
@@ -93,19 +75,19 @@ fn read_bases(input: &Input, header: &Header, scope: &Scope) {
     let kept = bytes.len() - usize::from(input.cut).min(bytes.len());
     bytes.truncate(kept);
     let limits = (Packing::Never, MAX_BYTES);
-    let read = read_base(&bytes[..], kept as u64, None, scope, limits, |_| {});
+    let read = read_image(&bytes[..], kept as u64, None, &scope, limits, |_| {});
     // What follows an end is not read, and a frame of any content may be one.
     if !input.more.is_empty() {
         return;
     }
     match read {
-        Ok((_, tree)) => {
-            assert!(damage.is_none() && input.cut == 0, "a damaged base was read");
-            assert_eq!(tree.len(), count);
+        Ok((_, read)) => {
+            assert!(damage.is_none() && input.cut == 0, "a damaged image was read");
+            assert_eq!(read.tree.len(), count);
         }
         Err(error) => assert!(
             damage.is_some() || input.cut > 0 || count > 1000,
-            "a whole base is of no use: {error}"
+            "a whole image is of no use: {error}"
         ),
     }
 }

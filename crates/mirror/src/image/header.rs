@@ -1,4 +1,4 @@
-//! [`Header`]: what begins each section of an image's files.
+//! [`Header`]: what begins an image.
 
 use prost::Message as _;
 
@@ -8,28 +8,25 @@ use crate::lineage::Fingerprint;
 use etcd_store::keyspace::scope::Scope;
 
 /// Number of the format; files of another one are discarded.
-const FORMAT: u32 = 1;
-/// Random bytes that distinguish sections and images.
+const FORMAT: u32 = 2;
+/// Random bytes that distinguish images.
 const ID_BYTES: usize = 16;
 
-/// Beginning of a section: of which image and mirror it is, and of which history of etcd.
+/// Beginning of an image: of which mirror it is, and of which history of etcd.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Header {
     /// First, so that files of another format are recognized.
     #[prost(uint32, tag = "1")]
     format: u32,
-    /// Of the image: a log belongs to the base with the same.
+    /// Of this image alone.
     #[prost(bytes = "vec", tag = "2")]
-    pub(super) image: Vec<u8>,
-    /// Of the section alone.
-    #[prost(bytes = "vec", tag = "3")]
-    section: Vec<u8>,
+    id: Vec<u8>,
     #[prost(bytes = "vec", tag = "4")]
     key: Vec<u8>,
     #[prost(bytes = "vec", tag = "5")]
     range_end: Vec<u8>,
     #[prost(bool, tag = "6")]
-    pub(super) is_encrypted: bool,
+    is_encrypted: bool,
     #[prost(uint64, tag = "7")]
     cluster_id: u64,
     #[prost(int64, tag = "8")]
@@ -52,12 +49,11 @@ pub(super) enum HeaderError {
 }
 
 impl Header {
-    /// The header of a base of `scope`, whose keys are of the history of `fingerprint`.
-    pub(super) fn of_base(scope: &Scope, fingerprint: &Fingerprint, is_encrypted: bool) -> Header {
+    /// The header of an image of `scope`, whose keys are of the history of `fingerprint`.
+    pub(super) fn new(scope: &Scope, fingerprint: &Fingerprint, is_encrypted: bool) -> Header {
         Header {
             format: FORMAT,
-            image: random(),
-            section: random(),
+            id: rand::random::<[u8; ID_BYTES]>().to_vec(),
             key: scope.key().to_vec(),
             range_end: scope.range_end().to_vec(),
             is_encrypted,
@@ -68,15 +64,7 @@ impl Header {
         }
     }
 
-    /// The header of the next section of this image.
-    pub(super) fn of_next_section(&self) -> Header {
-        Header {
-            section: random(),
-            ..self.clone()
-        }
-    }
-
-    /// The history of the keys at the base's revision.
+    /// The history of the keys at the image's revision.
     pub(super) fn fingerprint(&self) -> Fingerprint {
         Fingerprint {
             cluster_id: self.cluster_id,
@@ -86,7 +74,7 @@ impl Header {
         }
     }
 
-    /// Refuses a section that is encrypted although there is no key, and the other way around: who can write the file must
+    /// Refuses an image that is encrypted although there is no key, and the other way around: who can write the file must
     /// not be able to put plain keys there.
     pub(super) fn check_encryption(&self, key: Option<&ImageKey>) -> Result<(), FrameError> {
         match (self.is_encrypted, key.is_some()) {
@@ -116,8 +104,4 @@ impl Header {
             Err(HeaderError::Scope)
         }
     }
-}
-
-fn random() -> Vec<u8> {
-    rand::random::<[u8; ID_BYTES]>().to_vec()
 }

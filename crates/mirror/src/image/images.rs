@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 
 use super::folder::{Folder, FolderError, ImageFiles};
-use super::header::Header;
 use super::key::ImageKey;
 use crate::flags::MirrorConfig;
 use etcd_store::keyspace::scope::{Scope, scopes};
@@ -18,21 +17,8 @@ pub(crate) struct Images {
     pub(super) key: Option<ImageKey>,
     /// `--image-max-bytes-per-second`
     pub(super) max_bytes_per_second: u64,
-    /// Images that a mirror was restored from, by the mirror's name, until their logs are continued.
-    restored: Mutex<HashMap<String, Continuation>>,
-}
-
-/// Image whose log can be continued.
-#[derive(Debug)]
-pub(super) struct Continuation {
-    pub(super) header: Header,
-    pub(super) base_bytes: u64,
-    /// Bytes of the log that were used.
-    pub(super) log_bytes: u64,
-    /// Revision that the image has reached.
-    pub(super) revision: i64,
-    /// Load of the mirror that the image has become.
-    pub(super) generation: u64,
+    /// Revisions of the images on the disk, by the names of their mirrors.
+    pub(super) revisions: Mutex<HashMap<String, i64>>,
 }
 
 /// Files of images that cannot be used.
@@ -102,20 +88,11 @@ impl Images {
             key: read_key(flags)?,
             folder: folder.map_err(|error| ImageError::folder(path, &error))?,
             max_bytes_per_second: flags.image_max_bytes_per_second,
-            restored: Mutex::default(),
+            revisions: Mutex::default(),
         }))
     }
 
     pub(super) fn files(&self, scope: &Scope) -> ImageFiles {
         self.folder.files(scope)
-    }
-
-    /// Has the log of an image continued, which the mirror of this name was restored from.
-    pub(super) fn continue_later(&self, mirror: &str, continuation: Continuation) {
-        self.restored.lock().insert(mirror.to_owned(), continuation);
-    }
-
-    pub(super) fn take_continuation(&self, mirror: &str) -> Option<Continuation> {
-        self.restored.lock().remove(mirror)
     }
 }

@@ -1,4 +1,4 @@
-//! The task that keeps the image of a mirror: writes a base, and then each second the events since.
+//! The task that keeps the image of a mirror: writes it at an interval, and at the end of the process.
 
 use std::convert::Infallible;
 use std::io;
@@ -9,22 +9,28 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::base::BaseWriter;
+use super::file::ImageWriter;
 use super::folder::ImageFiles;
 use super::header::Header;
-use super::images::{Continuation, Images};
-use super::log::LogWriter;
+use super::images::Images;
 use crate::lineage::{ClusterState, Fingerprint};
-use crate::view::{Epoch, LogRead, Mirror};
-use etcd_store::cache::Batch;
+use crate::view::{Anchor, Epoch, Mirror};
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::metrics::gauge;
 use rangecache_base::unix_time;
 use rangecache_upstream::Backoff;
 
-/// Interval at which events are appended: a crash loses those of this time, which are in etcd.
+/// Interval at which an image is written: what has changed since is read from etcd after a crash.
 const INTERVAL: Duration = if cfg!(test) {
     Duration::from_millis(5)
+} else {
+    Duration::from_secs(600)
+};
+/// Multiple of the time that an image took, for which no other is written.
+const REST_FACTOR: u32 = 20;
+/// Pause while there is nothing to write yet.
+const LOOK_INTERVAL: Duration = if cfg!(test) {
+    INTERVAL
 } else {
     Duration::from_secs(1)
 };
@@ -35,7 +41,7 @@ const BACKOFF_FIRST: Duration = if cfg!(test) {
     Duration::from_secs(5)
 };
 const BACKOFF_LAST: Duration = Duration::from_secs(60);
-/// Time for the last events at the end of the process.
+/// Time for a disk at the end of the process.
 const LAST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which a disk is reported that does not respond.
 const DISK_TIMEOUT: Duration = if cfg!(test) {
@@ -43,10 +49,6 @@ const DISK_TIMEOUT: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(10)
 };
-/// Part of the base that the log may have before the next base is written.
-const LOG_FRACTION: u64 = 4;
-/// Length of a log that is never too long, in bytes.
-const LOG_MIN_BYTES: u64 = 4 << 20;
 
 /// Keeps the image of `mirror` until `stop`; removes it once `removed` is cancelled.
 pub(crate) async fn keep(
@@ -62,12 +64,12 @@ pub(crate) async fn keep(
         mirror,
         stop,
         files: images.files(&mirror.scope),
-        kept: None,
         epoch: mirror.epoch(),
+        due: Instant::now() + INTERVAL,
         backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_LAST),
         has_failed: AtomicBool::new(false),
     };
-    let mut pause = INTERVAL;
+    let mut pause = LOOK_INTERVAL;
     loop {
         let epoch = keeper.epoch;
         tokio::select! {
@@ -78,7 +80,10 @@ pub(crate) async fn keep(
                 return;
             }
             () = stop.cancelled() => {
-                keeper.append_last().await;
+                // Otherwise the image is only older. A disk that did not respond is not asked again.
+                if !keeper.has_failed.load(Ordering::Relaxed) {
+                    let _ = caught(keeper.try_step(true)).await;
+                }
                 return;
             }
         }
@@ -89,7 +94,6 @@ pub(crate) async fn keep(
                     mirror = mirror.name,
                     "the task that writes an image panicked and is restarted"
                 );
-                keeper.kept = None;
                 BACKOFF_LAST
             }
         };
@@ -102,52 +106,27 @@ struct Keeper<'a> {
     mirror: &'a Mirror,
     stop: &'a CancellationToken,
     files: ImageFiles,
-    kept: Option<Kept>,
     /// Epoch of the mirror that the image is of.
     epoch: Epoch,
+    /// Time at which the image on the disk is replaced.
+    due: Instant,
     backoff: Backoff,
     has_failed: AtomicBool,
 }
 
-/// An image that is on the disk.
-struct Kept {
-    base_bytes: u64,
-    log: LogWriter,
-    /// Revision that it has reached.
-    revision: i64,
-    /// Load of the mirror that it is of.
-    generation: u64,
-}
-
-impl Kept {
-    fn bytes(&self) -> u64 {
-        self.base_bytes + self.log.bytes()
-    }
-
-    /// Whether `log` has every event that the image lacks.
-    fn continues_with(&self, log: &LogRead) -> bool {
-        self.generation == log.generation && self.revision >= log.complete_after
-    }
-
-    fn may_grow(&self) -> bool {
-        self.log.bytes() <= (self.base_bytes / LOG_FRACTION).max(LOG_MIN_BYTES)
-    }
-}
-
 impl Keeper<'_> {
-    /// Brings the image up to date; returns the pause before the next step.
+    /// Brings the image up to date if it is time; returns the pause before the next step.
     async fn step(&mut self) -> Duration {
-        match self.try_step().await {
+        match self.try_step(false).await {
             Ok(()) => {
                 self.backoff.reset();
                 if self.has_failed.swap(false, Ordering::Relaxed) {
                     tracing::info!(mirror = self.mirror.name, "the image is written again");
                 }
                 self.mirror.metrics.image_failed.set(0);
-                INTERVAL
+                LOOK_INTERVAL
             }
             Err(error) => {
-                self.kept = None;
                 if !self.stop.is_cancelled() {
                     self.report(&error);
                 }
@@ -194,7 +173,8 @@ impl Keeper<'_> {
         }
     }
 
-    async fn try_step(&mut self) -> io::Result<()> {
+    /// Writes an image if it is time, or the process ends, and the mirror has changed.
+    async fn try_step(&mut self, is_last: bool) -> io::Result<()> {
         let epoch = self.mirror.epoch();
         // Also without the lock: otherwise the end of that epoch would be waited for again.
         let has_ended = epoch != std::mem::replace(&mut self.epoch, epoch);
@@ -205,164 +185,96 @@ impl Keeper<'_> {
             // Its keys were wrong, or of another history.
             self.remove().await;
         }
-        if let Some(continuation) = self.images.take_continuation(&self.mirror.name) {
-            self.continue_log(continuation).await?;
-        }
-        let reached = self.kept.as_ref().map_or(i64::MAX, |kept| kept.revision);
-        let Some(log) = self.mirror.observe(reached, usize::MAX).log else {
+        let on_disk = self.images.revisions.lock().get(&self.mirror.name).copied();
+        let is_due = is_last || on_disk.is_none() || Instant::now() >= self.due;
+        let Some((anchor, reached)) = self.contents().filter(|_| is_due) else {
             return Ok(());
         };
-        let Some(reached) = self.fingerprint(&log) else {
+        if on_disk == Some(reached.revision) {
+            self.mirror.metrics.image_written.set(unix_time::now_seconds());
             return Ok(());
-        };
-        match self
-            .kept
-            .take_if(|kept| kept.continues_with(&log) && kept.may_grow())
-        {
-            Some(kept) => self.append(kept, reached, log.batches).await,
-            None => self.write_base(log.generation).await,
         }
-    }
-
-    /// The history of what was read; `None` if etcd's history was replaced meanwhile.
-    fn fingerprint(&self, log: &LogRead) -> Option<Fingerprint> {
-        let history = self.cluster_state.current();
-        (history.id == log.history).then(|| history.fingerprint(log.revision))
-    }
-
-    /// Appends the events of `batches` that the image does not have.
-    async fn append(&mut self, mut kept: Kept, reached: Fingerprint, batches: Vec<Batch>) -> io::Result<()> {
-        let images = Arc::clone(self.images);
-        let kept = self.on_disk(move || {
-            if reached.revision > kept.revision {
-                images.folder.check_room(0)?;
-                kept.log.append(kept.revision, reached, &batches)?;
-                kept.revision = reached.revision;
-            }
-            Ok(kept)
-        });
-        self.record(kept.await?);
+        let began = Instant::now();
+        if self.write(anchor, reached, is_last).await? {
+            self.due = Instant::now() + INTERVAL.max(began.elapsed() * REST_FACTOR);
+        }
         Ok(())
     }
 
-    /// Appends what the image does not have at the end of the process.
-    async fn append_last(&mut self) {
-        let Some(kept) = self.kept.take() else { return };
-        let log = self.mirror.observe(kept.revision, usize::MAX).log;
-        let Some(log) = log.filter(|log| kept.continues_with(log)) else {
-            return;
-        };
-        if let Some(reached) = self.fingerprint(&log) {
-            // Otherwise it is only older.
-            let _ = self.append(kept, reached, log.batches).await;
-        }
+    /// The mirror, and the history of its keys; `None` unless a feed has proven them, memory has all values, and the history is
+    /// the present one.
+    fn contents(&self) -> Option<(Anchor, Fingerprint)> {
+        let anchor = self.mirror.anchor(self.epoch).ok()??;
+        let proven = self.mirror.last_view()?;
+        let history = self.cluster_state.current();
+        let is_whole = history.id == proven.history && anchor.tree.summary().not_held_bytes == 0;
+        let reached = history.fingerprint(anchor.revision);
+        is_whole.then_some((anchor, reached))
     }
 
-    /// Writes every key at the mirror's revision, at a pace; the image before is kept meanwhile.
-    async fn write_base(&mut self, generation: u64) -> io::Result<()> {
-        let Ok(view) = self.mirror.view() else {
-            return Ok(());
-        };
-        let summary = view.tree.summary();
-        let history = self.cluster_state.current();
-        if history.id != view.history || summary.not_held_bytes > 0 {
-            return Ok(());
-        }
+    /// Writes an image, at a pace unless the process ends; the one before is kept meanwhile. Returns whether it was written:
+    /// not if the mirror was dropped, or the process ends.
+    async fn write(&mut self, anchor: Anchor, reached: Fingerprint, is_last: bool) -> io::Result<bool> {
         let _held = self.mirror.hold_view(false);
         let (began, images, files) = (Instant::now(), Arc::clone(self.images), self.files.clone());
-        let fingerprint = history.fingerprint(view.revision);
-        let header = Header::of_base(&self.mirror.scope, &fingerprint, images.key.is_some());
+        let header = Header::new(&self.mirror.scope, &reached, images.key.is_some());
+        let summary = anchor.tree.summary();
         let begin = {
-            let (images, files, header) = (Arc::clone(&images), files.clone(), header.clone());
+            let (images, files) = (Arc::clone(&images), files.clone());
             move || {
-                // First: a base that could not be finished takes no room any more.
-                let file = files.create_base()?;
+                // First: an image that could not be finished takes no room any more.
+                let file = files.create()?;
                 images.folder.check_room(summary.encoded_bytes)?;
-                BaseWriter::begin(file, &header, images.key.as_ref())
+                ImageWriter::begin(file, &header, images.key.as_ref())
             }
         };
         let mut writer = self.on_disk(begin).await?;
         loop {
-            let (before, piece_began, tree) = (writer.bytes(), Instant::now(), view.tree.clone());
-            let is_last;
-            (writer, is_last) = self
+            let (before, piece_began, tree) = (writer.bytes(), Instant::now(), anchor.tree.clone());
+            let is_end;
+            (writer, is_end) = self
                 .on_disk(move || {
-                    let is_last = writer.write_piece(&tree)?;
-                    Ok((writer, is_last))
+                    let is_end = writer.write_piece(&tree)?;
+                    Ok((writer, is_end))
                 })
                 .await?;
-            if is_last {
+            if is_end {
                 break;
             }
-            let bytes = writer.bytes() - before;
+            let bytes = if is_last { 0 } else { writer.bytes() - before };
             let paced = Duration::from_millis(bytes * 1000 / images.max_bytes_per_second);
             tokio::select! {
                 () = tokio::time::sleep_until(piece_began + paced) => {}
-                () = self.mirror.epoch_ended(self.epoch) => return Ok(()),
-                () = self.stop.cancelled() => return Ok(()),
+                () = self.mirror.epoch_ended(self.epoch) => return Ok(false),
+                () = self.stop.cancelled(), if !is_last => return Ok(false),
             }
         }
-        if self.mirror.observe(i64::MAX, 0).log.map(|log| log.generation) != Some(generation) {
-            return Ok(());
-        }
-        let base_bytes = self.on_disk(move || {
-            let base_bytes = writer.finish()?;
-            files.replace_base(&images.folder)?;
-            Ok(base_bytes)
+        let keys = anchor.tree.len();
+        let bytes = self.on_disk(move || {
+            let bytes = writer.finish(&anchor)?;
+            files.replace(&images.folder)?;
+            Ok(bytes)
         });
-        let begun = Continuation {
-            header,
-            base_bytes: base_bytes.await?,
-            log_bytes: 0,
-            revision: fingerprint.revision,
-            generation,
-        };
-        let bytes = begun.base_bytes;
-        self.continue_log(begun).await?;
+        let bytes = bytes.await?;
+        let mut revisions = self.images.revisions.lock();
+        revisions.insert(self.mirror.name.clone(), reached.revision);
+        drop(revisions);
+        self.mirror.metrics.image_bytes.set(gauge(bytes));
+        self.mirror.metrics.image_written.set(unix_time::now_seconds());
         tracing::info!(
             mirror = self.mirror.name,
-            revision = fingerprint.revision,
-            keys = view.tree.len(),
+            revision = reached.revision,
+            keys,
             bytes,
             seconds = began.elapsed().as_secs_f64(),
             "an image was written"
         );
-        Ok(())
-    }
-
-    /// Continues the log of a base: a new one, or that of the image that the mirror was restored from.
-    async fn continue_log(&mut self, continuation: Continuation) -> io::Result<()> {
-        let (images, files) = (Arc::clone(self.images), self.files.clone());
-        let kept = self.on_disk(move || {
-            let section = continuation.header.of_next_section();
-            let log = LogWriter::begin(
-                files.open_log()?,
-                continuation.log_bytes,
-                &section,
-                images.key.as_ref(),
-            )?;
-            Ok(Kept {
-                base_bytes: continuation.base_bytes,
-                log,
-                revision: continuation.revision,
-                generation: continuation.generation,
-            })
-        });
-        self.record(kept.await?);
-        Ok(())
-    }
-
-    fn record(&mut self, kept: Kept) {
-        let metrics = &self.mirror.metrics;
-        metrics.image_bytes.set(gauge(kept.bytes()));
-        metrics.image_written.set(unix_time::now_seconds());
-        self.kept = Some(kept);
+        Ok(true)
     }
 
     /// Removes the image.
     async fn remove(&mut self) {
-        self.kept = None;
-        let _ = self.images.take_continuation(&self.mirror.name);
+        self.images.revisions.lock().remove(&self.mirror.name);
         self.mirror.metrics.image_bytes.set(0);
         self.mirror.metrics.image_written.set(0);
         let files = self.files.clone();
@@ -392,14 +304,14 @@ mod tests {
             mirror,
             stop: &stop,
             files: images.files(&mirror.scope),
-            kept: None,
             epoch: mirror.epoch(),
+            due: Instant::now(),
             backoff: Backoff::new(BACKOFF_FIRST, BACKOFF_LAST),
             has_failed: AtomicBool::new(false),
         };
         serve(mirror, 4);
         mirror.end_epoch(mirror.epoch(), Reason::Mismatch).unwrap();
-        keeper.try_step().await.unwrap();
+        keeper.try_step(false).await.unwrap();
         assert_eq!(keeper.epoch, mirror.epoch());
     }
 }

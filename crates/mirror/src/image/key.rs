@@ -7,7 +7,7 @@ use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
 
 const KEY_BYTES: usize = 32;
 
-/// Key from which those of all sections are derived.
+/// Key from which those of all images are derived.
 pub(crate) struct ImageKey([u8; KEY_BYTES]);
 
 impl fmt::Debug for ImageKey {
@@ -53,7 +53,7 @@ impl ImageKey {
         Ok(ImageKey(key))
     }
 
-    /// The key of the section that begins with the encoded `header`, which has random bytes of its own.
+    /// The key of the image that begins with the encoded `header`, which has random bytes of its own.
     pub(super) fn derive(&self, header: &[u8]) -> [u8; KEY_BYTES] {
         let mut derived = [0; KEY_BYTES];
         let random = Salt::new(HKDF_SHA256, header).extract(&self.0);

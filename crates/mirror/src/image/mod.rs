@@ -1,6 +1,6 @@
 //! Images of mirrors on the disk (`--image-dir`), for a start that reads from etcd what has changed since.
 //!
-//! An image is a base, every key at one revision, and a log of the events since. What is read from it is only a
+//! An image is one file: every key at one revision, and the newest events. What is read from it is only a
 //! beginning: etcd's position must be of the same history, and then the proofs of a feed decide as after any break. Damaged
 //! and foreign images are discarded. A disk that is full or slow stops the writing and nothing else.
 //!
@@ -9,15 +9,15 @@
 //! | `images` | flags: where images are, and how they are written |
 //! | `folder` | files, permissions, the lock, room on the disk |
 //! | `frame` | frames with a checksum, or encrypted |
-//! | `header` | what begins each section of a file |
-//! | `base`, `log` | the two files of an image |
+//! | `header` | what begins a file |
+//! | `file` | what a file has |
 //! | `keep` | the task that writes an image |
 //! | `restore` | a start from an image |
 //! | `key` | the key of encrypted images |
 //! | `error` | why an image is of no use |
 
-mod base;
 mod error;
+mod file;
 mod folder;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -26,7 +26,6 @@ mod header;
 mod images;
 mod keep;
 mod key;
-mod log;
 mod restore;
 
 pub(crate) use images::Images;

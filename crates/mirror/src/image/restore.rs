@@ -3,22 +3,21 @@
 use std::io::{self, BufReader};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-use super::base::read_base;
 use super::error::Useless;
+use super::file::read_image;
 use super::folder::open_to_read;
-use super::header::Header;
-use super::images::{Continuation, Images};
-use super::log::read_log;
+use super::images::Images;
 use crate::lineage::{Fingerprint, Position};
 use crate::load::{AdoptedFrom, Load, LoadError, Previous};
-use crate::view::{Epoch, LoadedStore, Mirror, StaleEpoch};
-use etcd_store::cache::{HistoryLimits, Packing, Store};
+use crate::view::{Anchor, Epoch, LoadedStore, Mirror, StaleEpoch};
+use etcd_store::cache::{HistoryLimits, Packing};
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::blocking;
+use rangecache_base::telemetry::metrics::gauge;
 use rangecache_upstream::{header_request, is_compaction, is_future_revision, range};
 
 /// Interval at which the memory of what is being read is recorded.
@@ -28,14 +27,11 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 /// Contents of an image; not known yet to be of etcd's history.
 pub(crate) struct Restored {
-    pub(super) loaded: LoadedStore,
-    /// History of the newest keys.
+    pub(super) anchor: Anchor,
+    /// History of the keys.
     pub(super) reached: Fingerprint,
-    header: Header,
-    base_bytes: u64,
-    log_bytes: u64,
-    /// Whether no other process could write the image since it was read.
-    is_ours: bool,
+    /// Length of the file, and when it was written, in seconds since 1970.
+    file: (u64, u64),
 }
 
 /// Use of an image.
@@ -47,25 +43,12 @@ pub(crate) enum Proven {
 }
 
 /// Reads the image of `mirror`; `None` if there is none of use.
-pub(crate) async fn read(
-    images: &Arc<Images>,
-    mirror: &Mirror,
-    bounds: (Packing, u64),
-    limits: HistoryLimits,
-) -> Option<Restored> {
+pub(crate) async fn read(images: &Arc<Images>, mirror: &Mirror, bounds: (Packing, u64)) -> Option<Restored> {
     let (began, memory) = (Instant::now(), Arc::new(AtomicU64::new(0)));
-    let (images, scope, now, recorded) = (
-        Arc::clone(images),
-        mirror.scope.clone(),
-        mirror.now(),
-        Arc::clone(&memory),
-    );
+    let (images, scope, recorded) = (Arc::clone(images), mirror.scope.clone(), Arc::clone(&memory));
     let reading = blocking::run(move || {
-        // A folder that cannot be locked can be read.
-        let is_ours = images.folder.lock().unwrap_or(false);
         let record = |bytes| recorded.store(bytes, Ordering::Relaxed);
-        let restored = read_files(&images, &scope, bounds, (limits, now), record)?;
-        Ok(Restored { is_ours, ..restored })
+        read_file(&images, &scope, bounds, record)
     });
     let mut reading = std::pin::pin!(reading);
     let read = loop {
@@ -78,9 +61,9 @@ pub(crate) async fn read(
         Ok(restored) => {
             tracing::info!(
                 mirror = mirror.name,
-                keys = restored.loaded.tree().len(),
+                keys = restored.anchor.tree.len(),
                 revision = restored.reached.revision,
-                bytes = restored.base_bytes + restored.log_bytes,
+                bytes = restored.file.0,
                 seconds = began.elapsed().as_secs_f64(),
                 "an image was read"
             );
@@ -99,53 +82,21 @@ fn discard(mirror: &Mirror, error: &Useless) {
     tracing::info!(mirror = mirror.name, %error, "the image is of no use and is discarded");
 }
 
-pub(super) fn read_files(
+pub(super) fn read_file(
     images: &Images,
     scope: &Scope,
-    (packing, max_bytes): (Packing, u64),
-    (limits, now): (HistoryLimits, Duration),
+    bounds: (Packing, u64),
     record: impl Fn(u64),
 ) -> Result<Restored, Useless> {
-    let (files, key) = (images.files(scope), images.key.as_ref());
-    let base = open_to_read(&files.base)?;
-    let base_bytes = base.metadata()?.len();
-    let from = BufReader::with_capacity(BUFFER_BYTES, base);
-    let (header, tree) = read_base(from, base_bytes, key, scope, (packing, max_bytes), record)?;
-    let mut reached = header.fingerprint();
-    let mut loaded = LoadedStore::new(Store::new(tree, reached.revision, limits, now));
-    let log_bytes = match open_to_read(&files.log) {
-        Ok(log) => {
-            let length = log.metadata()?.len();
-            let from = BufReader::with_capacity(BUFFER_BYTES, log);
-            let mut is_damaged = false;
-            let used = read_log(from, length, key, (&header, scope), |events| {
-                let is_next =
-                    events.after == reached.revision && events.reached.cluster_id == reached.cluster_id;
-                if is_next {
-                    is_damaged = loaded
-                        .apply(events.changes, events.reached.revision, now)
-                        .is_err();
-                    reached = events.reached;
-                }
-                is_next && !is_damaged
-            });
-            if is_damaged {
-                return Err(Useless::Order);
-            }
-            used
-        }
-        Err(_) => 0,
-    };
-    if loaded.memory_bytes() > max_bytes {
-        return Err(Useless::TooLarge);
-    }
+    let file = open_to_read(&images.files(scope).image)?;
+    let metadata = file.metadata()?;
+    let from = BufReader::with_capacity(BUFFER_BYTES, file);
+    let (header, anchor) = read_image(from, metadata.len(), images.key.as_ref(), scope, bounds, record)?;
+    let written = metadata.modified()?.duration_since(UNIX_EPOCH);
     Ok(Restored {
-        loaded,
-        reached,
-        header,
-        base_bytes,
-        log_bytes,
-        is_ours: false,
+        anchor,
+        reached: header.fingerprint(),
+        file: (metadata.len(), written.unwrap_or_default().as_secs()),
     })
 }
 
@@ -162,7 +113,7 @@ impl Restored {
         match self.compare(load).await {
             Ok(Some(true)) => Ok(Some(Proven::Continues(self))),
             Ok(Some(false)) => Ok(Some(Proven::Differs(Previous {
-                tree: self.loaded.tree().clone(),
+                tree: self.anchor.tree,
                 source: AdoptedFrom::Image,
                 cluster_id: Some(self.reached.cluster_id),
             }))),
@@ -196,37 +147,21 @@ impl Restored {
         }
     }
 
-    /// Header of the base.
-    #[cfg(test)]
-    pub(super) fn header_of_tests(&self) -> &Header {
-        &self.header
-    }
-
-    /// Fills `mirror`, which a feed may put in service; an image that no other process writes is continued from then on. Returns its keys and their
-    /// bytes.
+    /// Fills `mirror`, which a feed may put in service. Returns its keys and their bytes.
     pub(crate) fn fill(
         self: Box<Self>,
         images: &Images,
         mirror: &Mirror,
         epoch: Epoch,
+        limits: HistoryLimits,
     ) -> Result<(u64, u64), StaleEpoch> {
-        let (keys, bytes) = (
-            self.loaded.tree().len(),
-            self.loaded.tree().summary().encoded_bytes,
-        );
-        let generation = mirror.fill(epoch, self.loaded)?;
-        if self.is_ours {
-            images.continue_later(
-                &mirror.name,
-                Continuation {
-                    header: self.header,
-                    base_bytes: self.base_bytes,
-                    log_bytes: self.log_bytes,
-                    revision: self.reached.revision,
-                    generation,
-                },
-            );
-        }
+        let (keys, bytes) = (self.anchor.tree.len(), self.anchor.tree.summary().encoded_bytes);
+        mirror.metrics.image_bytes.set(gauge(self.file.0));
+        mirror.metrics.image_written.set(gauge(self.file.1));
+        let mut revisions = images.revisions.lock();
+        revisions.insert(mirror.name.clone(), self.anchor.revision);
+        drop(revisions);
+        mirror.fill(epoch, LoadedStore::restored(self.anchor, limits, mirror.now()))?;
         Ok((keys, bytes))
     }
 }

@@ -8,19 +8,18 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::base::BaseWriter;
 use super::error::Useless;
+use super::file::ImageWriter;
 use super::header::Header;
-use super::log::LogWriter;
-use super::restore::{Restored, read_files};
+use super::restore::{Restored, read_file};
 use super::*;
 use crate::lifecycle::start;
 use crate::lineage::Fingerprint;
 use crate::mirrors::Mirrors;
 use crate::testing::{Bench, Etcd, SOON, live};
-use crate::view::Mirror;
+use crate::view::{Anchor, Mirror};
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Packing, Store, Tree};
+use etcd_store::cache::{Change, Packing, Tree};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::RangeRequest;
 
@@ -79,75 +78,64 @@ fn contents(tree: &Tree) -> Vec<(Vec<u8>, i64, Vec<u8>)> {
     contents
 }
 
-type Contents = (i64, Vec<(Vec<u8>, i64, Vec<u8>)>);
-
-/// Writes an image: a base, and a log of these events, each list with one append. Returns what it had after each.
-fn write(images: &Images, scope: &Scope, base: &[KeyValue], appended: &[Vec<Change>]) -> Vec<Contents> {
-    let tree = Tree::from_sorted(base.iter().map(KeyValue::entry));
-    let revision = base.iter().map(|kv| kv.mod_revision).max().unwrap_or(1);
+/// Writes an image of these keys and newest events; returns what it has.
+fn write(images: &Images, scope: &Scope, keys: &[KeyValue], recent: &[Change]) -> Anchor {
+    let revision = keys.iter().map(|kv| kv.mod_revision);
+    let revision = revision.chain(recent.iter().map(Change::revision)).max();
+    let last = recent.last();
+    let anchor = Anchor {
+        revision: revision.unwrap_or(1),
+        key: last.map(|last| last.key().to_vec().into()),
+        last_event: last.map(Change::revision),
+        recent: recent.to_vec(),
+        recent_is_full: recent.len() > 1,
+        tree: Tree::from_sorted(keys.iter().map(KeyValue::entry)),
+        base: None,
+    };
     let files = images.files(scope);
-    let header = Header::of_base(scope, &fingerprint(revision), images.key.is_some());
-    let mut writer = BaseWriter::begin(files.create_base().unwrap(), &header, images.key.as_ref()).unwrap();
-    while !writer.write_piece(&tree).unwrap() {}
-    let length = writer.finish().unwrap();
-    files.replace_base(&images.folder).unwrap();
-    assert_eq!(length, fs::metadata(&files.base).unwrap().len());
-    let section = header.of_next_section();
-    let mut log = LogWriter::begin(files.open_log().unwrap(), 0, &section, images.key.as_ref()).unwrap();
-    let mut store = Store::new(tree, revision, HistoryLimits::default(), Duration::ZERO);
-    let mut states = vec![(revision, contents(store.tree()))];
-    for changes in appended {
-        let before = store.revision();
-        // A revision above: what the store has reached without events.
-        let reached = changes.last().map_or(before, Change::revision) + 1;
-        store.apply(changes.clone(), reached, Duration::ZERO).unwrap();
-        let batches: Vec<_> = store.log().batches_after(before).cloned().collect();
-        log.append(before, fingerprint(reached), &batches).unwrap();
-        states.push((reached, contents(store.tree())));
-    }
-    states
+    let header = Header::new(scope, &fingerprint(anchor.revision), images.key.is_some());
+    let mut writer = ImageWriter::begin(files.create().unwrap(), &header, images.key.as_ref()).unwrap();
+    while !writer.write_piece(&anchor.tree).unwrap() {}
+    let length = writer.finish(&anchor).unwrap();
+    files.replace(&images.folder).unwrap();
+    assert_eq!(length, fs::metadata(&files.image).unwrap().len());
+    anchor
 }
 
 fn read_back(images: &Images, scope: &Scope) -> Result<Restored, Useless> {
-    let bounds = (Packing::Never, u64::MAX);
-    read_files(
-        images,
-        scope,
-        bounds,
-        (HistoryLimits::default(), Duration::ZERO),
-        |_| {},
-    )
+    read_file(images, scope, (Packing::Never, u64::MAX), |_| {})
 }
 
-fn state(restored: &Restored) -> Contents {
-    assert_eq!(restored.reached, fingerprint(restored.reached.revision));
-    (restored.reached.revision, contents(restored.loaded.tree()))
+/// Fails unless `images` has what was `written`.
+fn is_read_back(images: &Images, scope: &Scope, written: &Anchor) {
+    let restored = read_back(images, scope).unwrap();
+    assert_eq!(restored.reached, fingerprint(written.revision));
+    let parts = |anchor: &Anchor| {
+        let events = anchor
+            .recent
+            .iter()
+            .map(|change| (change.kind, change.entry.key_value()));
+        let events: Vec<_> = events.collect();
+        let newest = (anchor.key.clone(), anchor.last_event, anchor.recent_is_full);
+        (anchor.revision, contents(&anchor.tree), events, newest)
+    };
+    assert_eq!(parts(&restored.anchor), parts(written));
 }
 
 fn put(key: &str, revision: i64, value: &str) -> Change {
     Change::put(KeyValue::new(key, revision, value).entry())
 }
 
-/// A base of 40 keys, and three appends.
-fn example(images: &Images, scope: &Scope) -> Vec<Contents> {
-    let base: Vec<_> = (0..40)
-        .map(|n| {
-            KeyValue::new(
-                format!("/k{n:02}"),
-                n + 2,
-                "value".repeat(usize::try_from(n).unwrap()),
-            )
-        })
-        .collect();
-    let appended = [
-        vec![put("/k01", 50, "a"), put("/new", 50, "b")],
-        vec![],
-        vec![
-            Change::delete(KeyValue::deleted("/k02", 60).entry()),
-            put("/k03", 61, "c"),
-        ],
+/// An image of 40 keys and three events.
+fn example(images: &Images, scope: &Scope) -> Anchor {
+    let key = |n: usize| KeyValue::new(format!("/k{n:02}"), n as i64 + 2, "value".repeat(n));
+    let keys: Vec<_> = (0..40).map(key).collect();
+    let recent = [
+        put("/k01", 50, "a"),
+        Change::delete(KeyValue::deleted("/k99", 60).entry()),
+        put("/k03", 61, "c"),
     ];
-    write(images, scope, &base, &appended)
+    write(images, scope, &keys, &recent)
 }
 
 #[test]
@@ -155,11 +143,9 @@ fn image_has_what_was_written() {
     for key in [None, Some(KEY)] {
         let (dir, scope) = (Dir::new(), Scope::prefix(b"/"));
         let images = dir.images(key);
-        let states = example(&images, &scope);
-        let restored = read_back(&images, &scope).unwrap();
-        assert_eq!(Some(&state(&restored)), states.last());
-        let files = images.files(&scope);
-        let plain = fs::read(files.base).unwrap();
+        let written = example(&images, &scope);
+        is_read_back(&images, &scope, &written);
+        let plain = fs::read(images.files(&scope).image).unwrap();
         let shows_values = |text: &[u8]| plain.windows(text.len()).any(|window| window == text);
         assert_eq!(shows_values(b"value"), key.is_none());
     }
@@ -173,108 +159,42 @@ fn entries_of_any_size_are_written_in_pieces() {
     let key_values = (0..)
         .zip(sizes)
         .map(|(n, size)| KeyValue::new(format!("k{n}"), n + 2, "x".repeat(size)));
-    let base: Vec<_> = key_values.collect();
-    let large: Vec<_> = (0..5)
-        .map(|n| put("large", 100 + n, &"y".repeat(700 << 10)))
-        .collect();
-    let states = write(&images, &scope, &base, &[large]);
-    let restored = read_back(&images, &scope).unwrap();
-    assert_eq!(Some(&state(&restored)), states.last());
+    let keys: Vec<_> = key_values.collect();
+    let written = write(&images, &scope, &keys, &[]);
+    is_read_back(&images, &scope, &written);
     // Nothing at all is an image, too.
-    let states = write(&images, &scope, &[], &[]);
-    assert_eq!(Some(&state(&read_back(&images, &scope).unwrap())), states.last());
+    let written = write(&images, &scope, &[], &[]);
+    is_read_back(&images, &scope, &written);
 }
 
 #[test]
-fn image_that_is_cut_off_anywhere_is_older_or_of_no_use() {
+fn image_that_is_cut_off_anywhere_or_has_a_flipped_bit_is_of_no_use() {
     for key in [None, Some(KEY)] {
         let (dir, scope) = (Dir::new(), Scope::prefix(b"/"));
         let images = dir.images(key);
-        let states = example(&images, &scope);
-        let files = images.files(&scope);
-        let [base, log] = [&files.base, &files.log].map(|path| fs::read(path).unwrap());
-        let mut found = vec![false; states.len()];
-        for length in 0..log.len() {
-            fs::write(&files.log, &log[..length]).unwrap();
-            let restored = state(&read_back(&images, &scope).unwrap());
-            let which = states.iter().position(|state| *state == restored);
-            found[which.unwrap_or_else(|| panic!("{length} bytes of the log"))] = true;
-        }
-        assert_eq!(
-            found,
-            [true, true, true, false],
-            "all of it is needed for the last state"
-        );
-        for length in 0..base.len() {
-            fs::write(&files.base, &base[..length]).unwrap();
-            assert!(read_back(&images, &scope).is_err(), "{length} bytes of the base");
+        example(&images, &scope);
+        let path = images.files(&scope).image;
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(read_back(&images, &scope).is_err(), "{at} bytes");
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1 << (at % 8);
+            fs::write(&path, &flipped).unwrap();
+            assert!(read_back(&images, &scope).is_err(), "byte {at}");
         }
     }
 }
 
 #[test]
-fn image_with_a_flipped_bit_is_older_or_of_no_use() {
-    for key in [None, Some(KEY)] {
-        let (dir, scope) = (Dir::new(), Scope::prefix(b"/"));
-        let images = dir.images(key);
-        let states = example(&images, &scope);
-        let files = images.files(&scope);
-        for path in [&files.base, &files.log] {
-            let whole = fs::read(path).unwrap();
-            for at in 0..whole.len() {
-                let mut flipped = whole.clone();
-                flipped[at] ^= 1 << (at % 8);
-                fs::write(path, &flipped).unwrap();
-                if let Ok(restored) = read_back(&images, &scope) {
-                    let restored = state(&restored);
-                    assert!(
-                        path == &files.log && states[..states.len() - 1].contains(&restored),
-                        "byte {at} of {}",
-                        path.display()
-                    );
-                }
-            }
-            fs::write(path, &whole).unwrap();
-        }
-    }
-}
-
-#[test]
-fn log_of_another_base_is_not_used() {
+fn image_of_another_version_is_of_no_use() {
     let (dir, scope) = (Dir::new(), Scope::prefix(b"/"));
     let images = dir.images(None);
-    example(&images, &scope);
-    let files = images.files(&scope);
-    let log = fs::read(&files.log).unwrap();
-    let states = example(&images, &scope);
-    fs::write(&files.log, &log).unwrap();
-    assert_eq!(state(&read_back(&images, &scope).unwrap()), states[0]);
-}
-
-#[test]
-fn frames_that_are_repeated_or_missing_end_the_log() {
-    let (dir, scope) = (Dir::new(), Scope::prefix(b"/"));
-    let images = dir.images(None);
-    let states = example(&images, &scope);
-    let files = images.files(&scope);
-    let restored = read_back(&images, &scope).unwrap();
-    let header = restored.header_of_tests();
-    // A section of its own, whose events the image has already; then one that leaves some out.
-    for (after, is_next) in [(60, false), (63, false), (62, true)] {
-        let length = fs::metadata(&files.log).unwrap().len();
-        let section = header.of_next_section();
-        let mut log = LogWriter::begin(files.open_log().unwrap(), length, &section, None).unwrap();
-        log.append(after, fingerprint(70), &[]).unwrap();
-        let read = read_back(&images, &scope).unwrap();
-        let expected = if is_next { 70 } else { states.last().unwrap().0 };
-        assert_eq!(read.reached.revision, expected, "after {after}");
-        fs::File::options()
-            .write(true)
-            .open(&files.log)
-            .unwrap()
-            .set_len(length)
-            .unwrap();
-    }
+    // The field with the number of the format, alone.
+    let old = super::frame::sealed(&[0x08, 1], std::iter::empty());
+    fs::write(images.files(&scope).image, old).unwrap();
+    let error = read_back(&images, &scope).err().unwrap();
+    assert_eq!(error.to_string(), "it was written by another version");
 }
 
 #[test]
@@ -299,10 +219,9 @@ fn image_of_another_scope_or_too_large_is_of_no_use() {
     let images = dir.images(None);
     example(&images, &scope);
     let other = Scope::prefix(b"/other/");
-    fs::copy(images.files(&scope).base, images.files(&other).base).unwrap();
+    fs::copy(images.files(&scope).image, images.files(&other).image).unwrap();
     assert!(matches!(read_back(&images, &other), Err(Useless::Header(_))));
-    let limits = (HistoryLimits::default(), Duration::ZERO);
-    let read = read_files(&images, &scope, (Packing::Never, 1000), limits, |_| {});
+    let read = read_file(&images, &scope, (Packing::Never, 1000), |_| {});
     assert!(matches!(read, Err(Useless::TooLarge)));
 }
 
@@ -310,34 +229,24 @@ proptest! {
     #[test]
     fn any_keys_and_events_are_read_back(
         sizes in prop::collection::vec(0..3000_usize, 0..60),
-        writes in prop::collection::vec(
-            prop::collection::vec((0..80_usize, 0..1000_usize, any::<bool>()), 0..8), 0..6),
+        events in prop::collection::vec((0..80_usize, 0..1000_usize, any::<bool>()), 0..64),
         is_encrypted in any::<bool>(),
     ) {
         let (dir, scope) = (Dir::new(), Scope::prefix(b""));
         let images = dir.images(is_encrypted.then_some(KEY));
-        let mut revision = 1;
-        let base: Vec<_> = sizes.iter().enumerate().map(|(n, size)| {
-            revision += 1;
-            KeyValue::new(format!("k{n:02}"), revision, "v".repeat(*size))
+        let keys: Vec<_> = (2..).zip(&sizes).map(|(revision, size)| {
+            KeyValue::new(format!("k{revision:02}"), revision, "v".repeat(*size))
         }).collect();
-        let appended: Vec<Vec<_>> = writes.iter().map(|writes| {
-            let changes = writes.iter().map(|(n, size, is_delete)| {
-                revision += 1;
-                let key = format!("k{n:02}");
-                if *is_delete {
-                    Change::delete(KeyValue::deleted(key, revision).entry())
-                } else {
-                    put(&key, revision, &"w".repeat(*size))
-                }
-            }).collect();
-            // What was reached without events.
-            revision += 1;
-            changes
+        let recent: Vec<_> = (100..).zip(&events).map(|(revision, (n, size, is_delete))| {
+            let key = format!("k{n:02}");
+            if *is_delete {
+                Change::delete(KeyValue::deleted(key, revision).entry())
+            } else {
+                put(&key, revision, &"w".repeat(*size))
+            }
         }).collect();
-        let states = write(&images, &scope, &base, &appended);
-        let restored = read_back(&images, &scope).unwrap();
-        prop_assert_eq!(Some(&state(&restored)), states.last());
+        let written = write(&images, &scope, &keys, &recent);
+        is_read_back(&images, &scope, &written);
     }
 }
 
@@ -446,7 +355,7 @@ async fn start_from_an_image_reads_only_what_has_changed_since() {
     assert_eq!(values, [], "nothing but comparisons");
     let keys = contents(&second.mirror().view().unwrap().tree);
     assert_eq!(keys.len(), 5);
-    // The same base, and the log continued.
+    // Another image, written meanwhile.
     second.image_reaches(&dir, 6).await;
     second.stop().await;
     let third = Process::start(&bench, &dir);
@@ -519,15 +428,44 @@ async fn image_of_a_history_that_was_written_again_is_of_no_use() {
     }
 }
 
+/// Of the newest events one is a delete of another key: neither the newest keys nor their number show it.
+#[tokio::test]
+async fn image_whose_newest_delete_was_of_another_key_is_of_no_use() {
+    let dir = Dir::new();
+    let bench = Bench::new().await;
+    let first = Process::start(&bench, &dir);
+    first.image_reaches(&dir, 4).await;
+    for n in 0..70 {
+        bench.etcd.lock().put(&format!("k{n:02}"), "event");
+    }
+    bench.etcd.lock().delete("c");
+    first.reaches(75).await;
+    first.stop().await;
+    {
+        let mut etcd = bench.etcd.lock();
+        etcd.events.pop();
+        etcd.revision -= 1;
+        etcd.delete("b");
+        etcd.put("e", "later");
+    }
+    let second = Process::start(&bench, &dir);
+    second.reaches(76).await;
+    let expected = bench.load().await.unwrap().tree;
+    assert_eq!(
+        contents(&second.mirror().view().unwrap().tree),
+        contents(&expected)
+    );
+}
+
 #[tokio::test]
 async fn damaged_image_is_discarded() {
     let dir = Dir::new();
     let bench = stopped(&dir).await;
-    let base = dir.images(None).files(&Scope::prefix(b"")).base;
-    let mut bytes = fs::read(&base).unwrap();
+    let path = dir.images(None).files(&Scope::prefix(b"")).image;
+    let mut bytes = fs::read(&path).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
-    fs::write(&base, bytes).unwrap();
+    fs::write(&path, bytes).unwrap();
     let second = Process::start(&bench, &dir);
     second.reaches(5).await;
     assert_eq!(second.adopted("image"), 0);
@@ -547,9 +485,7 @@ async fn image_whose_keys_were_found_wrong_is_removed() {
         .mirror()
         .end_epoch(epoch, rangecache_base::telemetry::Reason::Mismatch)
         .unwrap();
-    process
-        .until(|_| !files.base.exists() && !files.log.exists())
-        .await;
+    process.until(|_| !files.image.exists()).await;
 }
 
 #[tokio::test]
@@ -559,19 +495,19 @@ async fn image_of_a_mirror_that_was_removed_is_removed() {
     process.image_reaches(&dir, 4).await;
     process.mirrors.set.get(0).unwrap().remove();
     let files = dir.images(None).files(&Scope::prefix(b""));
-    process.until(|_| !files.base.exists()).await;
+    process.until(|_| !files.image.exists()).await;
 }
 
 #[tokio::test]
 async fn image_that_cannot_be_written_stops_nothing_and_is_written_later() {
     let (dir, bench) = (Dir::new(), Bench::new().await);
-    // Room for the image, not for a base that was not finished.
+    // Room for the image, not for one that was not finished.
     let process = Process::start_with(&bench, &dir, &["--image-max-bytes=100KiB"]);
     process.image_reaches(&dir, 4).await;
     let away = dir.0.path().join("away");
     let files = dir.images(None).files(&Scope::prefix(b""));
     fs::rename(dir.path(), &away).unwrap();
-    fs::write(away.join(files.new_base.file_name().unwrap()), [0; 200 << 10]).unwrap();
+    fs::write(away.join(files.new_image.file_name().unwrap()), [0; 200 << 10]).unwrap();
     for value in ["one", "another"] {
         let revision = bench.etcd.lock().put("d", value).revision();
         process.reaches(revision).await;
@@ -586,7 +522,7 @@ async fn image_that_cannot_be_written_stops_nothing_and_is_written_later() {
         .await;
 }
 
-/// A process that was killed leaves a base that it had not finished; one with other prefixes leaves images that no mirror reads.
+/// A process that was killed leaves an image that it had not finished; one with other prefixes leaves images that no mirror reads.
 #[tokio::test]
 async fn leftovers_of_other_processes_take_no_room() {
     let (dir, bench) = (Dir::new(), Bench::new().await);
@@ -595,7 +531,9 @@ async fn leftovers_of_other_processes_take_no_room() {
         images.files(&Scope::prefix(b"")),
         images.files(&Scope::prefix(b"/other/")),
     );
-    let leftovers = [own.new_base, other.new_base, other.base, other.log];
+    // Of another version, whose images had a log.
+    let log = own.image.with_extension("log");
+    let leftovers = [own.new_image, other.new_image, other.image, log];
     for file in &leftovers {
         fs::write(file, [0; 40 << 10]).unwrap();
     }
@@ -611,43 +549,55 @@ async fn leftovers_of_other_processes_take_no_room() {
 #[tokio::test]
 async fn disk_that_does_not_respond_is_reported_and_stops_nothing() {
     let (dir, bench) = (Dir::new(), Bench::new().await);
-    let log = dir.images(None).files(&Scope::prefix(b"")).log;
+    let new_image = dir.images(None).files(&Scope::prefix(b"")).new_image;
     let make = || {
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
-        rustix::fs::mknodat(rustix::fs::CWD, &log, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &new_image, rustix::fs::FileType::Fifo, mode, 0).unwrap();
     };
     // Opened without waiting for a writer, which no longer waits then.
     let responds = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::NONBLOCK;
-        rustix::fs::open(&log, flags, rustix::fs::Mode::empty()).unwrap()
+        rustix::fs::open(&new_image, flags, rustix::fs::Mode::empty()).unwrap()
     };
     let process = Process::start(&bench, &dir);
-    // Before its first step.
+    process.image_reaches(&dir, 4).await;
     make();
+    let revision = bench.etcd.lock().put("d", "event").revision();
+    process.reaches(revision).await;
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 1)
         .await;
-    let revision = bench.etcd.lock().put("d", "event").revision();
-    process.reaches(revision).await;
     let reader = responds();
-    fs::remove_file(&log).unwrap();
+    fs::remove_file(&new_image).unwrap();
     process.image_reaches(&dir, revision).await;
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 0)
         .await;
-    process.stop().await;
     drop(reader);
 
     // It is not waited for at the end.
-    fs::remove_file(dir.images(None).files(&Scope::prefix(b"")).base).unwrap();
-    fs::remove_file(&log).unwrap();
-    let process = Process::start(&bench, &dir);
     make();
+    let revision = bench.etcd.lock().put("d", "another event").revision();
+    process.reaches(revision).await;
     process
         .until(|process| process.mirror().metrics.image_failed.get() == 1)
         .await;
     process.stop_but(1).await;
     drop(responds());
+}
+
+#[tokio::test]
+async fn image_is_written_at_the_end_of_the_process() {
+    let (dir, bench) = (Dir::new(), Bench::new().await);
+    let process = Process::start(&bench, &dir);
+    process.image_reaches(&dir, 4).await;
+    let revision = bench.etcd.lock().put("d", "event").revision();
+    process.reaches(revision).await;
+    process.stop().await;
+    let restored = read_back(&dir.images(None), &Scope::prefix(b"")).unwrap();
+    assert_eq!(restored.reached.revision, revision);
+    let recent: Vec<_> = restored.anchor.recent.iter().map(Change::revision).collect();
+    assert_eq!(recent, [revision]);
 }
 
 #[tokio::test]
@@ -658,38 +608,14 @@ async fn second_process_on_a_folder_reads_and_does_not_write() {
     let second = Process::start(&bench, &dir);
     second.reaches(4).await;
     assert_eq!(second.adopted("image"), 1);
-    let log = dir.images(None).files(&Scope::prefix(b"")).log;
-    let before = fs::read(&log).unwrap();
     bench.etcd.lock().put("d", "event");
     first.reaches(5).await;
     second.reaches(5).await;
     first.image_reaches(&dir, 5).await;
-    assert!(fs::read(&log).unwrap().starts_with(&before));
+    assert!(!second.mirrors.images.as_ref().unwrap().folder.lock().unwrap());
     // It writes once the first has ended.
     first.stop().await;
     bench.etcd.lock().put("d", "another event");
     second.reaches(6).await;
     second.image_reaches(&dir, 6).await;
-}
-
-#[tokio::test]
-async fn image_that_another_process_has_replaced_is_not_continued() {
-    let (dir, bench) = (Dir::new(), Bench::new().await);
-    let first = Process::start(&bench, &dir);
-    first.image_reaches(&dir, 4).await;
-    let second = Process::start(&bench, &dir);
-    second.reaches(4).await;
-    let base = dir.images(None).files(&Scope::prefix(b"")).base;
-    let before = fs::read(&base).unwrap();
-    let epoch = first.mirror().epoch();
-    let wrong = rangecache_base::telemetry::Reason::Mismatch;
-    first.mirror().end_epoch(epoch, wrong).unwrap();
-    first
-        .until(|_| fs::read(&base).is_ok_and(|base| base != before))
-        .await;
-    first.image_reaches(&dir, 4).await;
-    first.stop().await;
-    bench.etcd.lock().put("d", "event");
-    second.reaches(5).await;
-    second.image_reaches(&dir, 5).await;
 }

@@ -19,6 +19,14 @@ pub(crate) struct RecentEvents {
 }
 
 impl RecentEvents {
+    /// The events of [`RecentEvents::to_vec`], and whether there were more.
+    pub(crate) fn restored(events: &[Change], is_full: bool) -> RecentEvents {
+        let mut recent = RecentEvents::default();
+        recent.push(events);
+        recent.is_full |= is_full;
+        recent
+    }
+
     /// Adds the events of whole revisions, all of them above those that were added before.
     pub(crate) fn push(&mut self, changes: &[Change]) {
         let skipped = changes.len().saturating_sub(MAX_EVENTS);

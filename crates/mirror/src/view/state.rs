@@ -32,7 +32,7 @@ use super::lineages::Lineages;
 use super::past_revisions::PastRevisions;
 use crate::lineage::{ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
-use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, Store, Tree};
+use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, HistoryLimits, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::state_changes::StateChanges;
@@ -151,6 +151,16 @@ impl LoadedStore {
         }
     }
 
+    /// The mirror that `anchor` was of.
+    pub(crate) fn restored(anchor: Anchor, limits: HistoryLimits, now: Duration) -> LoadedStore {
+        LoadedStore {
+            newest_key: anchor.key,
+            last_event: anchor.last_event,
+            recent: RecentEvents::restored(&anchor.recent, anchor.recent_is_full),
+            ..LoadedStore::new(Store::new(anchor.tree, anchor.revision, limits, now))
+        }
+    }
+
     /// Applies the events of whole revisions up to `revision`.
     ///
     /// # Errors
@@ -174,16 +184,6 @@ impl LoadedStore {
             self.last_event = Some(revision);
         }
         Ok(applied)
-    }
-
-    /// The keys.
-    pub(crate) fn tree(&self) -> &Tree {
-        self.store.tree()
-    }
-
-    /// Memory of keys and history, in bytes.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.store.memory_bytes()
     }
 }
 

@@ -1,37 +1,56 @@
-//! The base of an image: every key of a mirror at one revision, in compressed pieces.
+//! The file of an image: every key of a mirror at one revision, in compressed pieces, and its newest events.
 //!
 //! Each piece is a frame: entries in key order, each with its length, compressed together with LZ4. The last frame has
-//! the number of keys: a base without it was not finished.
+//! the number of keys and the newest events: a file without it was not finished.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 
 use bytes::{Buf as _, Bytes};
+use prost::Message as _;
 
 use super::error::Useless;
 use super::frame::{END, ENTRIES, FrameWriter, Frames, HEADER};
 use super::header::Header;
 use super::key::ImageKey;
-use etcd_store::cache::{MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
+use crate::view::Anchor;
+use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
 use etcd_store::keyspace::scope::Scope;
+use etcd_wire::etcdserverpb::Event;
 
 /// Entries of a piece, in bytes; a larger entry is a piece of its own.
 const PIECE_BYTES: usize = 1 << 20;
 /// Largest ratio of LZ4: what claims more was not compressed by it, and gets no memory.
 const MAX_RATIO: usize = 256;
 
-/// A base that is being written.
-pub(super) struct BaseWriter {
+/// Last frame of a file.
+#[derive(Clone, PartialEq, prost::Message)]
+struct End {
+    /// Keys of the file.
+    #[prost(uint64, tag = "1")]
+    keys: u64,
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    newest_key: Option<Bytes>,
+    #[prost(int64, optional, tag = "3")]
+    last_event: Option<i64>,
+    #[prost(message, repeated, tag = "4")]
+    recent: Vec<Event>,
+    #[prost(bool, tag = "5")]
+    recent_is_full: bool,
+}
+
+/// A file that is being written.
+pub(super) struct ImageWriter {
     frames: FrameWriter,
     keys: u64,
 }
 
-impl BaseWriter {
-    /// Begins a base in an empty file.
-    pub(super) fn begin(file: File, header: &Header, key: Option<&ImageKey>) -> io::Result<BaseWriter> {
-        Ok(BaseWriter {
-            frames: FrameWriter::begin(file, 0, &header.encoded(), key)?,
+impl ImageWriter {
+    /// Begins an image in an empty file.
+    pub(super) fn begin(file: File, header: &Header, key: Option<&ImageKey>) -> io::Result<ImageWriter> {
+        Ok(ImageWriter {
+            frames: FrameWriter::begin(file, &header.encoded(), key)?,
             keys: 0,
         })
     }
@@ -73,10 +92,21 @@ impl BaseWriter {
         Ok(self.keys == tree.len())
     }
 
-    /// Ends the base, once it is on the disk; returns its length in bytes.
-    pub(super) fn finish(mut self) -> io::Result<u64> {
-        let keys = self.keys.to_le_bytes();
-        self.frames.write(END, &keys)?;
+    /// Ends the file with the newest events of `anchor`, once it is on the disk; returns its length in bytes.
+    pub(super) fn finish(mut self, anchor: &Anchor) -> io::Result<u64> {
+        let event = |change: &Change| Event {
+            r#type: i32::from(change.kind == ChangeKind::Delete),
+            kv: change.entry.key_value(),
+            prev_kv: Bytes::new(),
+        };
+        let end = End {
+            keys: self.keys,
+            newest_key: anchor.key.clone(),
+            last_event: anchor.last_event,
+            recent: anchor.recent.iter().map(event).collect(),
+            recent_is_full: anchor.recent_is_full,
+        };
+        self.frames.write(END, &end.encode_to_vec())?;
         self.frames.file().sync_all()?;
         Ok(self.frames.bytes())
     }
@@ -87,16 +117,16 @@ impl BaseWriter {
     }
 }
 
-/// Reads a base of `length` bytes: its header and its tree, which may take `max_bytes`. `record` gets the memory that it
-/// takes meanwhile.
-pub(super) fn read_base(
+/// Reads an image of `length` bytes: its header, and the mirror that it was, whose tree may take `max_bytes`. `record` gets
+/// the memory that it takes meanwhile.
+pub(super) fn read_image(
     from: impl Read,
     length: u64,
     key: Option<&ImageKey>,
     scope: &Scope,
     (packing, max_bytes): (Packing, u64),
     record: impl Fn(u64),
-) -> Result<(Header, Tree), Useless> {
+) -> Result<(Header, Anchor), Useless> {
     let mut frames = Frames::new(from, length, key);
     let header = match frames.next()? {
         Some((HEADER, header)) => Header::decoded(&header, scope)?,
@@ -104,7 +134,7 @@ pub(super) fn read_base(
     };
     header.check_encryption(key)?;
     let mut builder = TreeBuilder::new(packing);
-    loop {
+    let end = loop {
         match frames.next()? {
             Some((ENTRIES, piece)) => {
                 push(&mut builder, &piece)?;
@@ -113,18 +143,44 @@ pub(super) fn read_base(
                     return Err(Useless::TooLarge);
                 }
             }
-            Some((END, keys)) if keys[..] == builder.len().to_le_bytes() => break,
+            Some((END, end)) => break End::decode(end).map_err(|_| Useless::Order)?,
             _ => return Err(Useless::Order),
         }
-    }
+    };
     let keys = builder.len();
     let tree = builder.finish();
     // No key twice.
-    if tree.len() == keys {
-        Ok((header, tree))
-    } else {
-        Err(Useless::Order)
+    if end.keys != keys || tree.len() != keys {
+        return Err(Useless::Order);
     }
+    let anchor = Anchor {
+        revision: header.fingerprint().revision,
+        key: end.newest_key,
+        last_event: end.last_event,
+        recent: end.recent.iter().map(change).collect::<Result<_, _>>()?,
+        recent_is_full: end.recent_is_full,
+        tree,
+        base: None,
+    };
+    Ok((header, anchor))
+}
+
+/// The last frame of a file with `keys` keys and no events.
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(super) fn encoded_end(keys: u64) -> Vec<u8> {
+    let end = End {
+        keys,
+        ..End::default()
+    };
+    end.encode_to_vec()
+}
+
+fn change(event: &Event) -> Result<Change, MalformedKeyValue> {
+    let entry = Entry::from_key_value(&event.kv)?;
+    Ok(match event.r#type {
+        0 => Change::put(entry),
+        _ => Change::delete(entry),
+    })
 }
 
 /// Adds the entries of a piece.
@@ -145,7 +201,7 @@ fn push(builder: &mut TreeBuilder, piece: &Bytes) -> Result<(), Useless> {
 }
 
 /// Takes a message with its length from the front.
-pub(super) fn take_message(from: &mut Bytes) -> Option<Bytes> {
+fn take_message(from: &mut Bytes) -> Option<Bytes> {
     let length = usize::try_from(from.try_get_u64_le().ok()?).ok()?;
     (length <= from.len()).then(|| from.split_to(length))
 }
