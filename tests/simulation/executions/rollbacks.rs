@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rangecache_mirror::fan_out::{Join, Reader, Signal};
-use rangecache_upstream::{ReceiveWindow, current_header};
+use rangecache_upstream::{ReceiveWindow, header_request, range};
 use testkit::grpc::Stream;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use tokio::time::{Instant, sleep, timeout};
@@ -235,7 +235,7 @@ fn load_of_before_a_rollback_is_not_continued_behind_a_hub_and_the_next_one_is()
             let connection = upstream.dedicated(ReceiveWindow::DEDICATED, None, deadline).await;
             let watched = mirrors.watched(readers.iter().map(|reader| (0, reader)));
             let connection = connection.expect("connects");
-            let responded = current_header(&connection, Bytes::from_static(b"any")).await;
+            let responded = range(&connection, header_request(Bytes::from_static(b"any"))).await;
             responded.expect("the hub responds");
             mirrors.may_continue(&connection, history, &watched).await
         };
