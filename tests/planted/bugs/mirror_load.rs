@@ -7,7 +7,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "65-load-until-never",
         what: "a load that makes no progress begins again for ever",
         test: "-p rangecache-mirror --lib load_that_makes_no_progress_fails",
-        shows: "Elapsed",
+        shows: "on an .Ok. value",
         changes: &[Change {
             item: "load_all",
             find: "if !error.is_broken() || resumes > MAX_RESUMES {",
