@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use tokio::time::{Instant, Sleep};
 
 use super::message::control;
-use super::receive::Requests;
-use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
+use super::receive::{Received, Requests};
+use super::request::{Create, Ids, NO_WATCHER, UnknownRequest, WatchRequest};
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::proxy::forward::StopSignal;
@@ -19,6 +20,7 @@ use etcd_wire::grpc::{Method, Status};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Counted;
 use rangecache_mirror::Mirrors;
+use rangecache_upstream::BoxError;
 
 /// The client's side of one stream.
 #[derive(Debug)]
@@ -35,7 +37,7 @@ pub(super) struct Downstream {
     /// Watchers that memory has cancelled for a compaction, by id. etcd keeps such a watcher, and its id, until the client
     /// cancels it.
     cancelled: BTreeMap<i64, Create>,
-    /// Responses without events, to be sent next.
+    /// Responses without events, and bytes of etcd's, to be sent next.
     pub(super) control: VecDeque<Rope>,
     pub(super) bytes: StreamBytes,
     /// Counts the stream by its source.
@@ -46,8 +48,8 @@ pub(super) struct Downstream {
     pub(super) last_event: i64,
     /// Highest revision that was reported for the whole stream.
     pub(super) reported: i64,
-    /// Status with which the stream ends.
-    pub(super) end: Option<Status>,
+    /// Trailers with which the stream ends, or the error with which it breaks off.
+    pub(super) end: Option<Result<HeaderMap, BoxError>>,
 }
 
 impl Downstream {
@@ -118,16 +120,46 @@ impl Downstream {
         None
     }
 
+    /// Ends the stream with this status.
+    pub(super) fn end_with(&mut self, status: &Status) {
+        self.end = Some(Ok(status.trailers()));
+    }
+
+    /// Whether there is a response to send, or the end.
+    pub(super) fn has_output(&self) -> bool {
+        !self.control.is_empty() || self.end.is_some()
+    }
+
     /// Ends the stream; its client connects again and resumes.
     pub(super) fn interrupt(&mut self, reason: Reason) {
         self.metrics().record_created("interrupted", reason.as_str());
-        self.end = Some(Status::WatchInterrupted);
+        self.end_with(&Status::WatchInterrupted);
     }
 
     /// Puts a create request that was not answered before the requests behind it.
     pub(super) fn handle_first(&mut self, create: Option<Create>) {
         if let Some(create) = create {
             self.unsent.push_front(WatchRequest::Create(create));
+        }
+    }
+
+    /// Next request of the client: one that was not answered, or one that has arrived, unless only etcd can read it. Ends the stream
+    /// at one that is late.
+    pub(super) fn next_request(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Option<Result<WatchRequest, UnknownRequest>> {
+        if let Some(request) = self.unsent.pop_front() {
+            return Some(Ok(request));
+        }
+        match self.requests.poll_next(cx) {
+            // etcd keeps the watchers of a stream whose client has closed its half, too.
+            Poll::Pending | Poll::Ready(Received::End) => None,
+            Poll::Ready(Received::Late) => {
+                self.end_with(&Status::RequestTimeout);
+                None
+            }
+            Poll::Ready(Received::Message(request)) => Some(request),
         }
     }
 

@@ -16,17 +16,18 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
-use super::carried::{creates, wire};
 use super::relay::{Relay, RelayAction};
-use super::request::WatchRequest;
+use super::request::{WatchRequest, creates, encode};
+use super::returning::Returning;
 use super::tap::{Head, Parsed, last_event};
 use crate::proxy::forward::{RequestBody, SendError, UpstreamResponse};
 use crate::proxy::handles::Client;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
+use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
 use etcd_wire::grpc::Status;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use etcd_wire::grpc::status::GRPC_STATUS;
+use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
 use rangecache_mirror::WatchedLoads;
 use rangecache_mirror::lineage::{ClusterState, History};
@@ -60,6 +61,8 @@ type OpeningFuture = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphoreP
 /// Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
     pub(super) relay: Relay,
+    /// Attempts to return to memory.
+    pub(super) returning: Returning,
     /// `None` once the client has closed its half.
     requests: Option<PollSender<Bytes>>,
     opening: Option<OpeningFuture>,
@@ -96,10 +99,8 @@ pub(super) enum StreamStep {
     Barrier(i64),
     /// etcd's history was replaced before it has continued a watcher.
     Replaced,
-    /// The stream ends with these trailers.
-    End(HeaderMap),
-    /// The stream breaks off within a message.
-    Abort(BoxError),
+    /// The stream ends with these trailers, or breaks off within a message.
+    End(Result<HeaderMap, BoxError>),
 }
 
 impl fmt::Debug for EtcdStream {
@@ -120,6 +121,7 @@ impl EtcdStream {
         relay: Relay,
         history: Arc<History>,
         watched: WatchedLoads,
+        reason: Reason,
     ) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
@@ -170,6 +172,7 @@ impl EtcdStream {
         };
         EtcdStream {
             relay,
+            returning: Returning::new(reason),
             requests: Some(PollSender::new(requests)),
             opening: Some(Box::pin(opening)),
             response: None,
@@ -197,7 +200,7 @@ impl EtcdStream {
         let union = match request {
             WatchRequest::Create(create) => {
                 let id = id.unwrap_or(create.watch_id);
-                RequestUnion::CreateRequest(wire(create, id, create.start_revision))
+                RequestUnion::CreateRequest(create.to_wire(id, create.start_revision))
             }
             WatchRequest::Cancel(watch_id) => {
                 let watch_id = *watch_id;
@@ -279,16 +282,16 @@ impl EtcdStream {
                     Ok(data) => self.buffer.extend_from_slice(&data),
                     Err(frame) => {
                         let trailers = frame.into_trailers().unwrap_or_default();
-                        return Poll::Ready(StreamStep::End(status_in(&trailers)));
+                        return Poll::Ready(StreamStep::End(Ok(status_in(&trailers))));
                     }
                 },
                 Poll::Ready(None) => return Poll::Ready(interrupted()),
                 Poll::Ready(Some(Err(error))) if self.is_in_message() => {
-                    return Poll::Ready(StreamStep::Abort(error));
+                    return Poll::Ready(StreamStep::End(Err(error)));
                 }
                 Poll::Ready(Some(Err(error))) => {
                     let status = Status::ConnectionLost(error.to_string());
-                    return Poll::Ready(StreamStep::End(status.trailers()));
+                    return Poll::Ready(StreamStep::End(Ok(status.trailers())));
                 }
             }
         }
@@ -299,9 +302,9 @@ impl EtcdStream {
         match opened {
             Opened::Unusable if !self.is_of_current_history() => return Some(StreamStep::Replaced),
             Opened::Unusable => return Some(interrupted()),
-            Opened::Failed(error) => return Some(StreamStep::End(error.status().trailers())),
+            Opened::Failed(error) => return Some(StreamStep::End(Ok(error.status().trailers()))),
             Opened::Response(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
-                return Some(StreamStep::End(status_in(opened.response.headers())));
+                return Some(StreamStep::End(Ok(status_in(opened.response.headers()))));
             }
             Opened::Response(opened) => {
                 self.response = Some((opened.response.into_body(), opened.in_flight));
@@ -323,11 +326,10 @@ impl EtcdStream {
 
     /// The end of a stream that its client reads too slowly. etcd's clients connect again, and resume.
     fn unread(&self) -> StreamStep {
-        if self.is_in_message() {
-            StreamStep::Abort(BudgetExceeded.into())
-        } else {
-            StreamStep::End(Status::UnreadStream.trailers())
-        }
+        StreamStep::End(match self.is_in_message() {
+            true => Err(BudgetExceeded.into()),
+            false => Ok(Status::UnreadStream.trailers()),
+        })
     }
 
     /// The next thing in the bytes that have arrived; `None` if more are needed.
@@ -430,16 +432,9 @@ async fn take_turn(turns: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     turn.ok()?.ok()
 }
 
-/// A request as one message of the client's half.
-pub(super) fn encode(union: RequestUnion) -> Bytes {
-    framed(&Wire {
-        request_union: Some(union),
-    })
-}
-
 /// The end after which etcd's clients connect again and resume.
 fn interrupted() -> StreamStep {
-    StreamStep::End(Status::WatchInterrupted.trailers())
+    StreamStep::End(Ok(Status::WatchInterrupted.trailers()))
 }
 
 /// The fields of a status.
@@ -456,13 +451,13 @@ mod tests {
     use std::collections::BTreeSet;
     use std::future::poll_fn;
 
-    use super::super::carried::Carried;
-    use super::super::request::{Create, Ids};
+    use super::super::request::{Carried, Create, Ids};
     use super::super::testing::headers;
     use super::*;
     use crate::proxy::testing::Scene;
     use etcd_wire::etcdserverpb::{ResponseHeader, WatchResponse};
     use etcd_wire::grpc::WATCH;
+    use etcd_wire::grpc::frame::framed;
     use etcd_wire::grpc::head::kept_head;
     use rangecache_upstream::fake::{self, FakeEtcd, Stream, StreamEnd};
 
@@ -495,7 +490,14 @@ mod tests {
         let relay = Relay::new(Ids::default(), carried, BTreeSet::new(), 0);
         let history = scene.mirrors.cluster_state.current();
         let parts = kept_head(WATCH, &headers(&[]));
-        EtcdStream::open(&scene.client(), parts, relay, history, WatchedLoads::default())
+        EtcdStream::open(
+            &scene.client(),
+            parts,
+            relay,
+            history,
+            WatchedLoads::default(),
+            Reason::Loading,
+        )
     }
 
     async fn create(stream: &mut EtcdStream) {
@@ -527,7 +529,7 @@ mod tests {
         assert_eq!(scene.mirrors.cluster_state.min_served_revision(), Some(9));
         assert_eq!(data, framed(&created(9)));
         assert!(!stream.is_in_message());
-        let StreamStep::End(trailers) = next(&mut stream).await else {
+        let StreamStep::End(Ok(trailers)) = next(&mut stream).await else {
             panic!("no end");
         };
         assert_eq!(trailers["grpc-status"], "14");
@@ -545,11 +547,11 @@ mod tests {
         stream.buffer.extend_from_slice(b"part");
         assert!(matches!(stream.next_buffered(), Some(StreamStep::Data(data)) if data == "part"));
         assert!(stream.is_in_message() && stream.next_buffered().is_none());
-        assert!(matches!(stream.unread(), StreamStep::Abort(_)));
+        assert!(matches!(stream.unread(), StreamStep::End(Err(_))));
         stream.buffer.extend_from_slice(b"endnext");
         assert!(matches!(stream.next_buffered(), Some(StreamStep::Data(data)) if data == "end"));
         assert!(!stream.is_in_message());
-        assert!(matches!(stream.unread(), StreamStep::End(_)));
+        assert!(matches!(stream.unread(), StreamStep::End(Ok(_))));
     }
 
     #[tokio::test(start_paused = true)]
@@ -567,7 +569,7 @@ mod tests {
             }]
         };
         let mut stream = open(&scene, carried());
-        assert!(matches!(next(&mut stream).await, StreamStep::End(_)));
+        assert!(matches!(next(&mut stream).await, StreamStep::End(Ok(_))));
         let mut stream = open(&scene, carried());
         let cluster_state = &scene.mirrors.cluster_state;
         cluster_state.contradict(&cluster_state.before_check());

@@ -9,7 +9,6 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::carried::wire;
 use super::request::{MAX_MESSAGE_BYTES, WatchRequest};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed, last_event};
 use etcd_store::cache::testing::KeyValue;
@@ -44,7 +43,7 @@ fn check_request(message: &Bytes) {
     let union = read.unwrap_or_default().request_union;
     match (understood, union) {
         (WatchRequest::Create(create), Some(RequestUnion::CreateRequest(mut sent))) => {
-            let mut again = wire(&create, create.watch_id, create.start_revision);
+            let mut again = create.to_wire(create.watch_id, create.start_revision);
             // etcd watches the first key if there is none, and filters are a set.
             if sent.key.is_empty() {
                 sent.key = Bytes::from_static(b"\0");

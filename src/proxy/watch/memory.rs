@@ -8,23 +8,21 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Buf as _;
-use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
 use super::downstream::Downstream;
+use super::etcd_stream::EtcdStream;
 use super::message::EventMessages;
 use super::plan::{DUPLICATE_ID, NotServed};
 use super::progress::Progress;
-use super::receive::Received;
 use super::request::{Create, WatchRequest};
 use super::start::{Answer, Answering, Started};
 use super::watchers::{Watcher, Watchers};
-use crate::proxy::response::Polled;
 use etcd_store::cache::{Rope, WatchFields};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::Mirrors;
-use rangecache_mirror::fan_out::Taken;
+use rangecache_mirror::fan_out::{Picked, Taken};
 use rangecache_mirror::lineage::HistoryId;
 use rangecache_mirror::view::ReaderEnd;
 
@@ -39,20 +37,26 @@ const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time after which a mirror without a feed is looked at again.
 const FEED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The watchers of one stream in memory.
+/// Watch stream, with what each of its sources needs: memory as long as `etcd` is `None`.
 #[derive(Debug)]
-pub(super) struct MemorySource {
+pub(super) struct Session {
+    pub(super) down: Downstream,
+    /// etcd's call, while etcd serves the stream. There are no watchers in memory then.
+    pub(super) etcd: Option<Box<EtcdStream>>,
+    /// The wait of a stream that leaves memory.
+    pub(super) leaving: Option<Leaving>,
     pub(super) watchers: Watchers,
     starting: Option<Starting>,
     /// Events that are being sent. Nothing else is sent before their last piece (W4).
     message: Option<EventMessages>,
     /// Watcher whose events were sent last: the others get their turn first.
     last_turn: i64,
-    progress: Progress,
+    pub(super) progress: Progress,
     /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it.
     resuming: Option<Resuming>,
     /// History that the watchers were compared with before the last request was answered.
     compared_with: Option<HistoryId>,
+    pub(super) has_ended: bool,
 }
 
 /// Why etcd has to continue the stream.
@@ -64,18 +68,10 @@ pub(super) struct Leave {
 }
 
 impl Leave {
-    fn after(reason: Reason, create: Create) -> Leave {
+    fn with(reason: Reason, create: Create) -> Leave {
         Leave {
             reason,
             create: Some(create),
-        }
-    }
-
-    /// This one, with the create request of an `earlier` one.
-    pub(super) fn or(self, earlier: Leave) -> Leave {
-        Leave {
-            create: self.create.or(earlier.create),
-            ..self
         }
     }
 }
@@ -86,17 +82,17 @@ impl From<Reason> for Leave {
     }
 }
 
-/// The wait of a stream that leaves, for its mirrors to reach what they must have.
+/// The wait of a stream that leaves, for its mirrors to reach what they must have. It takes no requests.
 #[derive(Debug)]
-pub(super) struct PendingLeave {
+pub(super) struct Leaving {
     pub(super) leave: Leave,
     expires: Pin<Box<Sleep>>,
 }
 
-impl PendingLeave {
+impl Leaving {
     /// Begins to wait.
-    pub(super) fn new(leave: Leave) -> PendingLeave {
-        PendingLeave {
+    pub(super) fn new(leave: Leave) -> Leaving {
+        Leaving {
             leave,
             expires: Box::pin(tokio::time::sleep(MIRROR_TIMEOUT)),
         }
@@ -137,11 +133,14 @@ impl Resuming {
     }
 }
 
-impl MemorySource {
-    /// A source without watchers.
-    pub(super) fn new(down: &Downstream) -> MemorySource {
+impl Session {
+    /// A stream without watchers, which memory serves.
+    pub(super) fn new(down: Downstream) -> Session {
         let interval = down.stream.client.proxy.watch_progress_interval;
-        MemorySource {
+        Session {
+            down,
+            etcd: None,
+            leaving: None,
             watchers: Watchers::default(),
             starting: None,
             message: None,
@@ -149,149 +148,140 @@ impl MemorySource {
             progress: Progress::new(interval.unwrap_or_default()),
             resuming: None,
             compared_with: None,
+            has_ended: false,
         }
     }
 
-    /// Next frame of the stream. While it is `leaving`, it takes no requests, and leaves once its mirrors have what they must
-    /// have.
+    /// Lets memory serve the stream's requests and watchers, until there is something to send. While the stream is leaving, it takes
+    /// no requests, and leaves once its mirrors have what they must have.
     ///
     /// # Errors
     /// Why etcd has to continue the stream.
-    pub(super) fn poll(
-        &mut self,
-        down: &mut Downstream,
-        mut leaving: Option<&mut PendingLeave>,
-        cx: &mut Context<'_>,
-    ) -> Result<Polled, Leave> {
-        let sent = |data| Ok(Poll::Ready(Some(Ok(Frame::data(data)))));
-        let ended = |status: Status| Ok(Poll::Ready(Some(Ok(Frame::trailers(status.trailers())))));
-        loop {
-            if let Some(piece) = self.next_piece(down) {
-                return sent(piece);
-            }
-            if let Some(status) = down.poll_end(cx).or_else(|| self.ended_by_etcd(down)) {
-                return ended(status);
-            }
-            self.progress.poll_requested(down, &self.watchers, cx);
-            self.poll_requests(down, leaving.as_deref_mut(), cx)?;
-            if let Some(response) = down.control.pop_front() {
-                return sent(response);
-            }
-            if let Some(status) = down.end.take() {
-                return ended(status);
-            }
-            self.poll_events(down, cx)?;
-            if self.message.is_some() || !down.control.is_empty() || down.end.is_some() {
-                continue;
-            }
-            if self.progress.poll_requested(down, &self.watchers, cx) {
-                continue;
-            }
-            self.progress.poll_periodic(down, &mut self.watchers, cx);
-            return down.control.pop_front().map_or(Ok(Poll::Pending), sent);
+    pub(super) fn poll_memory(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Leave> {
+        self.progress.poll_requested(&mut self.down, &self.watchers, cx);
+        self.poll_requests(cx)?;
+        if !self.down.has_output() {
+            self.poll_events(cx)?;
         }
+        let is_idle = self.message.is_none()
+            && !self.down.has_output()
+            && !self.progress.poll_requested(&mut self.down, &self.watchers, cx);
+        if is_idle {
+            self.progress
+                .poll_periodic(&mut self.down, &mut self.watchers, cx);
+        }
+        Ok(match is_idle && !self.down.has_output() {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        })
+    }
+
+    /// Forgets what memory has of the stream but for its watchers, which etcd continues; returns them.
+    pub(super) fn take_watchers(&mut self) -> Watchers {
+        let interval = self.down.stream.client.proxy.watch_progress_interval;
+        self.progress = Progress::new(interval.unwrap_or_default());
+        (self.leaving, self.starting, self.resuming) = (None, None, None);
+        (self.last_turn, self.compared_with) = (0, None);
+        std::mem::take(&mut self.watchers)
     }
 
     /// Next piece of the events that are being sent.
-    fn next_piece(&mut self, down: &mut Downstream) -> Option<Rope> {
+    pub(super) fn next_piece(&mut self) -> Option<Rope> {
         let message = self.message.as_mut()?;
         let piece = message.next_piece();
         let is_last = message.is_complete();
         if is_last {
             self.message = None;
         }
-        down.bytes.produced(piece.as_ref()?.remaining(), is_last);
+        self.down.bytes.produced(piece.as_ref()?.remaining(), is_last);
         piece
     }
 
     /// The end of a stream whose client wants a leader, if etcd has none; and of the feed of another rangecache, if the mirror has
     /// lost its feed: as long as a watch lives, a rangecache takes its memory for that of the etcd behind it.
-    fn ended_by_etcd(&self, down: &Downstream) -> Option<Status> {
+    pub(super) fn ended_by_etcd(&self) -> Option<Status> {
         let has_none = |watcher: &Watcher| watcher.reader.has_no_leader();
-        if down.stream.require_leader && self.watchers.all().any(has_none) {
+        if self.down.stream.require_leader && self.watchers.all().any(has_none) {
             return Some(Status::NoLeader);
         }
         let is_without_feed = |watcher: &Watcher| watcher.reader.is_without_feed();
-        let ends = down.stream.is_feed && self.watchers.all().any(is_without_feed);
+        let ends = self.down.stream.is_feed && self.watchers.all().any(is_without_feed);
         ends.then_some(Status::MirrorBehind)
     }
 
-    /// Handles the requests that have arrived, until there is something to send, or etcd has to continue the stream.
-    fn poll_requests(
-        &mut self,
-        down: &mut Downstream,
-        mut leaving: Option<&mut PendingLeave>,
-        cx: &mut Context<'_>,
-    ) -> Result<(), Leave> {
+    /// Handles the requests that have arrived, until there is something to send.
+    fn poll_requests(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
         for _ in 0..MAX_STEPS {
-            if !down.control.is_empty() || down.end.is_some() {
+            if self.down.has_output() || self.poll_request(cx)?.is_pending() {
                 return Ok(());
-            }
-            // A progress request is answered before the next request, as etcd does.
-            if self.progress.requested.is_some() {
-                down.requests.read_ahead(cx);
-                return Ok(());
-            }
-            if let Some(pending) = leaving.as_deref_mut() {
-                if self.awaited(down).is_none() || pending.expires.as_mut().poll(cx).is_ready() {
-                    return Err(pending.leave.reason.into());
-                }
-                down.requests.read_ahead(cx);
-                return Ok(());
-            }
-            if let Some(mut starting) = self.starting.take() {
-                let Poll::Ready(answer) = starting.answering.as_mut().poll(cx) else {
-                    self.starting = Some(starting);
-                    down.requests.read_ahead(cx);
-                    return Ok(());
-                };
-                self.answered(down, starting.create, answer, starting.is_etcds)?;
-                continue;
-            }
-            if let Some(request) = down.unsent.pop_front() {
-                self.handle(down, request)?;
-                continue;
-            }
-            match down.requests.poll_next(cx) {
-                Poll::Pending | Poll::Ready(Received::End) => return Ok(()),
-                Poll::Ready(Received::Late) => down.end = Some(Status::RequestTimeout),
-                Poll::Ready(Received::Message(Ok(request))) => self.handle(down, request)?,
-                Poll::Ready(Received::Message(Err(_))) => return Err(Reason::Undecodable.into()),
             }
         }
         cx.waker().wake_by_ref();
         Ok(())
     }
 
-    fn handle(&mut self, down: &mut Downstream, request: WatchRequest) -> Result<(), Leave> {
-        self.compare_histories(down);
+    /// Handles the next request, or what the one before has to wait for.
+    fn poll_request(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Leave> {
+        // A progress request is answered before the next request, as etcd does.
+        let mut waits = self.progress.requested.is_some();
+        if !waits && let Some(mut leaving) = self.leaving.take() {
+            let is_late = leaving.expires.as_mut().poll(cx).is_ready();
+            let reason = leaving.leave.reason;
+            self.leaving = Some(leaving);
+            if is_late || self.awaited().is_none() {
+                return Err(reason.into());
+            }
+            waits = true;
+        }
+        if !waits && let Some(mut starting) = self.starting.take() {
+            if let Poll::Ready(answer) = starting.answering.as_mut().poll(cx) {
+                return self
+                    .answered(starting.create, answer, starting.is_etcds)
+                    .map(Poll::Ready);
+            }
+            self.starting = Some(starting);
+            waits = true;
+        }
+        if waits {
+            self.down.requests.read_ahead(cx);
+            return Ok(Poll::Pending);
+        }
+        match self.down.next_request(cx) {
+            None => Ok(Poll::Pending),
+            Some(Ok(request)) => self.handle(request).map(Poll::Ready),
+            Some(Err(_)) => Err(Reason::Undecodable.into()),
+        }
+    }
+
+    fn handle(&mut self, request: WatchRequest) -> Result<(), Leave> {
+        self.compare_histories();
         match request {
-            WatchRequest::Create(create) => return self.create(down, create),
-            WatchRequest::Cancel(id) => self.cancel(down, id),
-            WatchRequest::Progress => self.request_progress(down),
+            WatchRequest::Create(create) => return self.create(create),
+            WatchRequest::Cancel(id) => self.cancel(id),
+            WatchRequest::Progress => self.request_progress(),
             WatchRequest::Nothing => {}
         }
         Ok(())
     }
 
     /// Takes up a progress request of the client.
-    pub(super) fn request_progress(&mut self, down: &mut Downstream) {
-        self.progress.take_up(down, &self.watchers);
+    pub(super) fn request_progress(&mut self) {
+        self.progress.take_up(&mut self.down, &self.watchers);
     }
 
     /// Begins to create a watcher.
-    fn create(&mut self, down: &mut Downstream, create: Create) -> Result<(), Leave> {
+    fn create(&mut self, create: Create) -> Result<(), Leave> {
         let is_taken = create.watch_id != 0
-            && (self.watchers.contains(create.watch_id) || down.is_cancelled(create.watch_id));
-        match down.stream.plan(&create, is_taken) {
-            Err(not_served) => return self.answered(down, create, Err(not_served), false),
-            Ok(_) if !down.bytes.has_room_for_watcher(&create) => {
-                down.bytes.record_refusal();
-                return Err(Leave::after(Reason::OverBudget, create));
+            && (self.watchers.contains(create.watch_id) || self.down.is_cancelled(create.watch_id));
+        match self.down.stream.plan(&create, is_taken) {
+            Err(not_served) => return self.answered(create, Err(not_served), false),
+            Ok(_) if !self.down.bytes.has_room_for_watcher(&create) => {
+                self.down.bytes.record_refusal();
+                return Err(Leave::with(Reason::OverBudget, create));
             }
             Ok(place) => {
                 self.starting = Some(Starting {
-                    answering: down.stream.start(place, &create),
+                    answering: self.down.stream.start(place, &create),
                     create,
                     is_etcds: false,
                 });
@@ -302,40 +292,26 @@ impl MemorySource {
 
     /// Answers `create`, or lets etcd do so. If the caller's rights count, etcd first gets the request alone: what it refuses must
     /// not make the other watchers depend again on a token that may have expired since. `is_etcds` says that it has had it.
-    fn answered(
-        &mut self,
-        down: &mut Downstream,
-        create: Create,
-        answer: Answer,
-        is_etcds: bool,
-    ) -> Result<(), Leave> {
-        let history = self.compare_histories(down);
+    pub(super) fn answered(&mut self, create: Create, answer: Answer, is_etcds: bool) -> Result<(), Leave> {
+        let history = self.compare_histories();
         match answer {
             // History was replaced a moment ago: the watcher begins again in the new one.
-            Ok(started) if started.reader.history() != history => down.handle_first(Some(create)),
-            Err(NotServed::Etcd(reason)) if !is_etcds && down.stream.needs_right() => {
+            Ok(started) if started.reader.history() != history => self.down.handle_first(Some(create)),
+            Ok(started) => self.created(create, started),
+            Err(NotServed::Refuse(cancel_reason)) => self.down.refuse(cancel_reason),
+            Err(NotServed::Refused(response)) => self.down.pass_refusal(response),
+            Err(NotServed::Compacted(revision)) => self.created_compacted(&create, revision),
+            Err(NotServed::Etcd(reason)) if !is_etcds && self.down.stream.needs_right() => {
                 self.starting = Some(Starting {
-                    answering: down.stream.ask_etcd(&create, reason),
+                    answering: self.down.stream.ask_etcd(&create, reason),
                     create,
                     is_etcds: true,
                 });
             }
-            Err(NotServed::Etcd(reason)) => return Err(Leave::after(reason, create)),
-            answer => self.answer(down, create, answer),
+            Err(NotServed::Etcd(reason)) => return Err(Leave::with(reason, create)),
+            Err(NotServed::End(status)) => self.down.end_with(&status),
         }
         Ok(())
-    }
-
-    /// Answers `create`.
-    pub(super) fn answer(&mut self, down: &mut Downstream, create: Create, answer: Answer) {
-        match answer {
-            Ok(started) => self.created(down, create, started),
-            Err(NotServed::Refuse(cancel_reason)) => down.refuse(cancel_reason),
-            Err(NotServed::Refused(response)) => down.pass_refusal(response),
-            Err(NotServed::Compacted(revision)) => self.created_compacted(down, &create, revision),
-            Err(NotServed::Etcd(reason)) => down.interrupt(reason),
-            Err(NotServed::End(status)) => down.end = Some(status),
-        }
     }
 
     /// Create request whose watcher is being started, for etcd.
@@ -344,41 +320,38 @@ impl MemorySource {
     }
 
     /// Answers a create request whose watcher has joined its hub.
-    pub(super) fn created(&mut self, down: &mut Downstream, create: Create, started: Started) {
-        let kind = if create.start_revision == 0 {
-            "now"
-        } else {
-            "revision"
+    fn created(&mut self, create: Create, started: Started) {
+        let kind = match create.start_revision {
+            0 => "now",
+            _ => "revision",
         };
-        down.metrics().record_created("memory", kind);
-        if let Some(id) = self.send_created(down, &create, started.header_revision) {
-            let open = down.open_watcher(started.mirror);
-            self.add(down, id, Watcher::started(create, started, open));
+        self.down.metrics().record_created("memory", kind);
+        if let Some(id) = self.send_created(&create, started.header_revision) {
+            let open = self.down.open_watcher(started.mirror);
+            self.add(id, Watcher::started(create, started, open));
         }
     }
 
     /// Answers a create request whose start revision etcd has compacted: created, then cancelled.
-    pub(super) fn created_compacted(
-        &mut self,
-        down: &mut Downstream,
-        create: &Create,
-        compact_revision: i64,
-    ) {
-        down.metrics().record_created("memory", "compacted");
-        if let Some(id) = self.send_created(down, create, down.shown()) {
-            down.bytes.add_watcher(create);
-            down.cancel_compacted(id, create.clone(), compact_revision, "compacted");
+    fn created_compacted(&mut self, create: &Create, compact_revision: i64) {
+        self.down.metrics().record_created("memory", "compacted");
+        if let Some(id) = self.send_created(create, self.down.shown()) {
+            self.down.bytes.add_watcher(create);
+            self.down
+                .cancel_compacted(id, create.clone(), compact_revision, "compacted");
         }
     }
 
     /// Sends the `created` of a watcher; returns its id, unless it is taken.
-    fn send_created(&self, down: &mut Downstream, create: &Create, revision: i64) -> Option<i64> {
-        let Some(id) = down.allocate_id(create.watch_id, |id| self.watchers.contains(id)) else {
-            down.refuse(DUPLICATE_ID);
+    fn send_created(&mut self, create: &Create, revision: i64) -> Option<i64> {
+        let watchers = &self.watchers;
+        let id = self.down.allocate_id(create.watch_id, |id| watchers.contains(id));
+        let Some(id) = id else {
+            self.down.refuse(DUPLICATE_ID);
             return None;
         };
-        let header = down.header(revision);
-        down.send(&WatchFields {
+        let header = self.down.header(revision);
+        self.down.send(&WatchFields {
             header,
             watch_id: id,
             created: true,
@@ -388,83 +361,63 @@ impl MemorySource {
     }
 
     /// Adds a watcher whose `created` the client has, or gets next.
-    pub(super) fn add(&mut self, down: &mut Downstream, id: i64, watcher: Watcher) {
+    pub(super) fn add(&mut self, id: i64, watcher: Watcher) {
         if watcher.create.options.progress_notify {
             self.progress.begin(watcher.quiet_since);
         }
-        down.bytes.add_watcher(&watcher.create);
+        self.down.bytes.add_watcher(&watcher.create);
         self.watchers.insert(id, watcher);
     }
 
     /// Answers a cancel request. etcd does not answer one for an unknown id.
-    fn cancel(&mut self, down: &mut Downstream, id: i64) {
+    fn cancel(&mut self, id: i64) {
         match self.watchers.remove(id) {
             Some(watcher) => {
-                down.bytes.remove_watcher(&watcher.create);
-                down.send_cancelled(id);
+                self.down.bytes.remove_watcher(&watcher.create);
+                self.down.send_cancelled(id);
             }
-            None => down.release(id),
+            None => self.down.release(id),
         }
     }
 
     /// Takes events of the next watcher that has any, or handles its end.
-    fn poll_events(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<(), Leave> {
-        match down.bytes.poll_room(cx) {
+    fn poll_events(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
+        match self.down.bytes.poll_room(cx) {
             Poll::Pending => return Ok(()),
             Poll::Ready(Err(_)) => return Err(Reason::OverBudget.into()),
             Poll::Ready(Ok(())) => {}
         }
-        let taken = self.take_events(down, cx);
+        let taken = self.take_events(cx);
         if self.message.is_none() {
-            down.bytes.release_room();
+            self.down.bytes.release_room();
         }
         taken
     }
 
-    fn take_events(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<(), Leave> {
-        let awaits_feed = self.awaits_feed(down, cx);
+    fn take_events(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
+        let awaits_feed = self.awaits_feed(cx);
         for _ in 0..MAX_STEPS {
             let next = self.next_turn(awaits_feed);
             let Some((id, watcher)) = next.and_then(|id| Some((id, self.watchers.get_mut(id)?))) else {
                 return Ok(());
             };
             self.last_turn = id;
-            let max_events = if self.progress.requested.is_some() {
-                1
-            } else {
-                MAX_EVENTS
+            let max_events = match self.progress.requested {
+                Some(_) => 1,
+                None => MAX_EVENTS,
             };
-            let taken = watcher.reader.take_if(max_events, MAX_RESPONSE_BYTES, |picked| {
-                down.bytes.admit(picked.bytes())
-            });
-            match taken {
+            let bytes = &mut self.down.bytes;
+            let has_room = |picked: &Picked| bytes.admit(picked.bytes());
+            match watcher.reader.take_if(max_events, MAX_RESPONSE_BYTES, has_room) {
                 Taken::Nothing { .. } => {}
                 // Polled again, so that the room wakes the stream.
                 Taken::Refused => break,
-                Taken::Ended(ended) => return self.ended(down, id, ended),
+                Taken::Ended(ended) => return self.ended(id, ended),
                 Taken::Events(picked) => {
-                    let Some(revision) = EventMessages::last_revision(&picked, watcher.create.options) else {
-                        continue;
-                    };
-                    watcher.last_event = revision;
-                    watcher.progress_due = false;
-                    watcher.quiet_since = Instant::now();
-                    let (options, prev_kv_after) = (watcher.create.options, watcher.prev_kv_after);
-                    // Before a byte leaves (W16). A history that was replaced ends its readers in the same moment.
-                    let history = watcher.reader.history();
-                    if !down.mirrors().cluster_state.record_served(history, revision) {
-                        continue;
+                    self.message = self.message_of(id, picked);
+                    if self.message.is_some() {
+                        return Ok(());
                     }
-                    down.last_event = down.last_event.max(revision);
-                    let fields = WatchFields {
-                        header: down.header(revision),
-                        watch_id: id,
-                        ..WatchFields::default()
-                    };
-                    let events = EventMessages::new(picked, options, prev_kv_after, fields);
-                    down.metrics().record_events(events.events());
-                    self.message = Some(events);
-                    return Ok(());
                 }
             }
         }
@@ -472,16 +425,41 @@ impl MemorySource {
         Ok(())
     }
 
+    /// Message with the events that the watcher `id` has taken; `None` if it gets none of them, or their history was replaced.
+    fn message_of(&mut self, id: i64, picked: Picked) -> Option<EventMessages> {
+        let watcher = self.watchers.get_mut(id)?;
+        let revision = EventMessages::last_revision(&picked, watcher.create.options)?;
+        watcher.last_event = revision;
+        watcher.progress_due = false;
+        watcher.quiet_since = Instant::now();
+        let (options, prev_kv_after) = (watcher.create.options, watcher.prev_kv_after);
+        // Before a byte leaves (W16). A history that was replaced ends its readers in the same moment.
+        let history = watcher.reader.history();
+        let down = &mut self.down;
+        if !down.mirrors().cluster_state.record_served(history, revision) {
+            return None;
+        }
+        down.last_event = down.last_event.max(revision);
+        let fields = WatchFields {
+            header: down.header(revision),
+            watch_id: id,
+            ..WatchFields::default()
+        };
+        let events = EventMessages::new(picked, options, prev_kv_after, fields);
+        down.metrics().record_events(events.events());
+        Some(events)
+    }
+
     /// Whether the events of the stream wait, because another of its mirrors has lost its feed: the history of that mirror's
     /// keys may have been replaced without a trace in those of the others, and no stream shows two histories (W10). Registers
     /// `cx` until the mirror has a feed again.
-    fn awaits_feed(&mut self, down: &Downstream, cx: &mut Context<'_>) -> bool {
+    fn awaits_feed(&mut self, cx: &mut Context<'_>) -> bool {
         loop {
-            let Some(position) = self.lost_feed(down) else {
+            let Some(position) = self.lost_feed() else {
                 self.resuming = None;
                 return false;
             };
-            let mirrors = &down.stream.client.proxy.mirrors;
+            let mirrors = &self.down.stream.client.proxy.mirrors;
             let waiting = || Resuming::of(Arc::clone(mirrors), position);
             let Resuming(waiting) = self.resuming.get_or_insert_with(waiting);
             if waiting.as_mut().poll(cx).is_pending() {
@@ -492,8 +470,9 @@ impl MemorySource {
     }
 
     /// Position of a mirror that has lost its feed, if the stream has watchers of it and of others.
-    fn lost_feed(&self, down: &Downstream) -> Option<usize> {
-        let mut lost = down
+    fn lost_feed(&self) -> Option<usize> {
+        let mut lost = self
+            .down
             .mirrors()
             .positions()
             .filter(|(_, mirror)| mirror.revision() == Err(Reason::FeedLost));
@@ -522,18 +501,18 @@ impl MemorySource {
     }
 
     /// Handles the end of a watcher's events.
-    fn ended(&mut self, down: &mut Downstream, id: i64, ended: ReaderEnd) -> Result<(), Leave> {
+    fn ended(&mut self, id: i64, ended: ReaderEnd) -> Result<(), Leave> {
         let watcher = self.watchers.get(id);
         let next = watcher.map_or(0, |watcher| watcher.reader.covered() + 1);
         match ended {
             ReaderEnd::Compacted { compact_revision } if next < compact_revision => {
-                self.cancel_compacted(down, id, compact_revision, "compacted");
+                self.cancel_compacted(id, compact_revision, "compacted");
             }
-            ReaderEnd::Replaced { revision } => self.cancel_compacted(down, id, revision.max(1), "replaced"),
+            ReaderEnd::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),
             ReaderEnd::Compacted { .. } => return Err(Reason::Loading.into()),
             ReaderEnd::Trimmed => return Err(Reason::NotFresh.into()),
             // Its client can use another endpoint.
-            ReaderEnd::FeedLost => down.interrupt(Reason::FeedLost),
+            ReaderEnd::FeedLost => self.down.interrupt(Reason::FeedLost),
             ReaderEnd::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
                 return Err(match reason {
@@ -545,30 +524,30 @@ impl MemorySource {
         Ok(())
     }
 
-    fn cancel_compacted(&mut self, down: &mut Downstream, id: i64, revision: i64, reason: &'static str) {
+    fn cancel_compacted(&mut self, id: i64, revision: i64, reason: &'static str) {
         if let Some(watcher) = self.watchers.remove(id) {
-            down.cancel_compacted(id, watcher.create, revision, reason);
+            self.down.cancel_compacted(id, watcher.create, revision, reason);
         }
     }
 
     /// Cancels the watchers of a history that was replaced, before an answer shows the new one on the same stream (W10): a
     /// mirror that was dropped before ends none of them as replaced, and their own end may wait for room. Returns the history.
-    fn compare_histories(&mut self, down: &mut Downstream) -> HistoryId {
-        let history = down.mirrors().cluster_state.history();
+    fn compare_histories(&mut self) -> HistoryId {
+        let history = self.down.mirrors().cluster_state.history();
         if self.compared_with != Some(history) {
             self.compared_with = Some(history);
-            self.cancel_replaced(down);
+            self.cancel_replaced();
         }
         history
     }
 
     /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.
-    pub(super) fn cancel_replaced(&mut self, down: &mut Downstream) -> bool {
-        let history = down.mirrors().cluster_state.history();
+    pub(super) fn cancel_replaced(&mut self) -> bool {
+        let history = self.down.mirrors().cluster_state.history();
         let replaced = self.watchers.take_replaced(history);
         let is_any = !replaced.is_empty();
         for (id, watcher) in replaced {
-            down.cancel_of_replaced(id, watcher.create);
+            self.down.cancel_of_replaced(id, watcher.create);
         }
         is_any
     }
@@ -576,8 +555,8 @@ impl MemorySource {
     /// Revision that the mirrors have yet to reach before etcd can continue the watchers: a mirror of few keys reaches etcd's
     /// revision late. Otherwise etcd would cancel a watcher, though it has sent it every event that it has compacted (W11), or
     /// continue one with events that were not compared (W10).
-    pub(super) fn awaited(&self, down: &Downstream) -> Option<i64> {
-        let compacted = down.mirrors().cluster_state.compacted();
+    pub(super) fn awaited(&self) -> Option<i64> {
+        let compacted = self.down.mirrors().cluster_state.compacted();
         let behind_compaction = self.watchers.are_behind(compacted).then_some(compacted);
         behind_compaction.max(self.watchers.unproven())
     }
@@ -607,89 +586,67 @@ mod tests {
         message(RequestUnion::CancelRequest(WatchCancelRequest { watch_id }))
     }
 
-    /// The end of a stream, by the text of its status; `None` if it has none yet.
-    fn poll(memory: &mut MemorySource, down: &mut Downstream) -> Result<Option<String>, Leave> {
-        let polled = memory.poll(down, None, &mut Context::from_waker(Waker::noop()))?;
-        let Poll::Ready(Some(Ok(frame))) = polled else {
-            return Ok(None);
-        };
-        let trailers = frame.into_trailers().ok();
-        Ok(trailers.map(|trailers| trailers["grpc-message"].to_str().unwrap().to_owned()))
+    fn session(scene: &Scene, messages: impl Into<Bytes>) -> Session {
+        Session::new(downstream(scene, &[], messages))
+    }
+
+    fn poll(session: &mut Session) -> Result<Poll<()>, Leave> {
+        session.poll_memory(&mut Context::from_waker(Waker::noop()))
     }
 
     #[tokio::test]
     async fn create_request_that_memory_cannot_serve_leaves_with_the_stream() {
         let scene = Scene::new(&[]);
         scene.switch_auth_off();
-        let mut down = downstream(&scene, &[], [create(5), cancel(9)].concat());
-        let mut memory = MemorySource::new(&down);
-        let leave = poll(&mut memory, &mut down).unwrap_err();
+        let mut session = session(&scene, [create(5), cancel(9)].concat());
+        let leave = poll(&mut session).unwrap_err();
         assert_eq!(leave.create.map(|create| create.watch_id), Some(5));
-        assert!(down.control.is_empty(), "it is not answered");
+        assert!(!session.down.has_output(), "it is not answered");
         // The requests behind it are still there.
-        assert!(poll(&mut memory, &mut down).unwrap().is_none());
-        assert!(down.control.is_empty(), "nor is a cancel of no watcher");
+        assert!(poll(&mut session).unwrap().is_pending());
+        assert!(!session.down.has_output(), "nor is a cancel of no watcher");
     }
 
     #[tokio::test]
     async fn message_that_is_not_understood_is_etcds_to_answer() {
         let scene = Scene::new(&[]);
-        let mut down = downstream(&scene, &[], &b"\0\0\0\0\x02\xff\xff"[..]);
-        let leave = poll(&mut MemorySource::new(&down), &mut down).unwrap_err();
+        let leave = poll(&mut session(&scene, &b"\0\0\0\0\x02\xff\xff"[..])).unwrap_err();
         assert_eq!(leave.reason, Reason::Undecodable);
         assert!(leave.create.is_none());
     }
 
     #[tokio::test]
-    async fn end_of_the_process_comes_before_the_requests_of_the_client() {
-        let scene = Scene::new(&[]);
-        let mut down = downstream(&scene, &[], create(0));
-        scene.drain.cancel();
-        let ended = poll(&mut MemorySource::new(&down), &mut down).unwrap();
-        assert_eq!(ended, Some(Status::StoppingReconnect.to_string()));
-    }
-
-    #[tokio::test]
     async fn watcher_that_starts_below_a_compaction_is_created_and_then_cancelled() {
         let scene = Scene::new(&[]);
-        let mut down = downstream(&scene, &[], Bytes::new());
-        let mut memory = MemorySource::new(&down);
+        let mut session = session(&scene, Bytes::new());
         let used = || scene.proxy.watch_budgets.streams.used_bytes();
         let (own, of_watcher) = (used(), Create::default().watcher_bytes());
-        memory.created_compacted(&mut down, &Create::default(), 30);
-        let sent = take_control(&mut down);
+        session.created_compacted(&Create::default(), 30);
+        let sent = take_control(&mut session.down);
         let of = |index: usize| (sent[index].watch_id, sent[index].created, sent[index].canceled);
         assert_eq!((of(0), of(1)), ((0, true, false), (0, false, true)));
         assert_eq!(sent[1].compact_revision, 30);
         assert_eq!(used(), own + of_watcher, "it counts until it is released");
-        memory.cancel(&mut down, 0);
-        assert_eq!(take_control(&mut down).len(), 1);
+        session.cancel(0);
+        assert_eq!(take_control(&mut session.down).len(), 1);
         assert_eq!(used(), own);
         let again = Create {
             watch_id: 4,
             ..Create::default()
         };
-        memory.created_compacted(&mut down, &again, 30);
-        memory.created_compacted(&mut down, &again, 30);
-        let refused = take_control(&mut down).pop().unwrap();
+        session.created_compacted(&again, 30);
+        session.created_compacted(&again, 30);
+        let refused = take_control(&mut session.down).pop().unwrap();
         assert_eq!(refused.cancel_reason, DUPLICATE_ID);
     }
 
     #[tokio::test(start_paused = true)]
     async fn stream_that_leaves_takes_no_further_requests() {
         let scene = Scene::new(&[]);
-        let mut down = downstream(&scene, &[], create(5));
-        let mut pending = PendingLeave::new(Reason::FeedLost.into());
-        let mut memory = MemorySource::new(&down);
-        let mut cx = Context::from_waker(Waker::noop());
-        let left = memory.poll(&mut down, Some(&mut pending), &mut cx).unwrap_err();
+        let mut session = session(&scene, create(5));
+        session.leaving = Some(Leaving::new(Reason::FeedLost.into()));
+        let left = poll(&mut session).unwrap_err();
         assert_eq!(left.reason, Reason::FeedLost, "no mirror has to reach anything");
         assert!(left.create.is_none());
-        let with_create = Leave::after(Reason::Auth, Create::default());
-        let both = left.or(with_create);
-        assert_eq!(
-            (both.reason, both.create),
-            (Reason::FeedLost, Some(Create::default()))
-        );
     }
 }

@@ -21,9 +21,7 @@
 //! | `tap` | the beginnings of etcd's responses |
 //! | `returning` | attempts of a stream to return to memory |
 //! | `handover` | the ways from one source to the other: the states of a stream |
-//! | `carried` | watchers that continue at the other source |
 
-mod carried;
 mod downstream;
 mod etcd;
 mod etcd_stream;
@@ -62,11 +60,11 @@ use super::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::{CallMetadata, Method};
 pub(super) use json::{may_serve_json, watch_json};
+use memory::Session;
 use plan::NotServed;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Source;
 use receive::Requests;
-use session::Session;
 use stream::{StreamContext, record_forwarded};
 use stream_bytes::StreamBytes;
 

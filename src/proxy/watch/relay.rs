@@ -10,8 +10,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::carried::Carried;
-use super::request::{Create, Ids, NO_WATCHER, WATCHER_BYTES, WatchRequest};
+use super::request::{Carried, Create, Ids, NO_WATCHER, WATCHER_BYTES, WatchRequest};
 use super::tap::Head;
 
 mod returning;
@@ -157,7 +156,7 @@ impl Relay {
     pub(super) fn new(ids: Ids, carried: Vec<Carried>, taken: BTreeSet<i64>, shown: i64) -> Relay {
         let has_all_creates = ids == Ids::default() && carried.is_empty() && taken.is_empty();
         let mut carried = carried;
-        // In the order of `carried::creates`.
+        // In the order of `request::creates`.
         carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
         let held_bytes = carried.iter().map(|watcher| watcher.create.watcher_bytes()).sum();
         Relay {

@@ -1,13 +1,15 @@
-//! Decodes the messages of a client's Watch stream, and allocates the ids of its watchers.
+//! Decodes the messages of a client's Watch stream, encodes those for etcd, and allocates the ids of its watchers.
 //!
 //! Decoding is strict: a message that rangecache does not understand completely is one for etcd.
 
 use bytes::Bytes;
 use prost::Message as _;
+use tokio::time::Instant;
 
 use etcd_store::keyspace::Interval;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest as Wire};
+use etcd_wire::grpc::frame::framed;
 
 /// Longest message that is decoded, in bytes: two keys and a few numbers.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -100,6 +102,13 @@ impl WatchRequest {
     }
 }
 
+/// A request as one message for etcd.
+pub(super) fn encode(union: RequestUnion) -> Bytes {
+    framed(&Wire {
+        request_union: Some(union),
+    })
+}
+
 impl Create {
     fn from_wire(create: WatchCreateRequest) -> Result<Create, UnknownRequest> {
         let is_unknown = |filter: &i32| !matches!(*filter, NO_PUT | NO_DELETE);
@@ -125,6 +134,30 @@ impl Create {
         })
     }
 
+    /// The message for etcd, with this id and start.
+    pub(super) fn to_wire(&self, watch_id: i64, start_revision: i64) -> WatchCreateRequest {
+        let Options {
+            progress_notify,
+            prev_kv,
+            fragment,
+            no_put,
+            no_delete,
+        } = self.options;
+        let filters = [(no_put, NO_PUT), (no_delete, NO_DELETE)].into_iter();
+        WatchCreateRequest {
+            key: self.key.clone(),
+            range_end: self.range_end.clone(),
+            start_revision,
+            progress_notify,
+            filters: filters
+                .filter_map(|(is_set, filter)| is_set.then_some(filter))
+                .collect(),
+            prev_kv,
+            watch_id,
+            fragment,
+        }
+    }
+
     /// Memory of the watcher, in bytes. The hub has a second copy of the keys.
     pub(super) fn watcher_bytes(&self) -> u64 {
         WATCHER_BYTES + 2 * (self.key.len() + self.range_end.len()) as u64
@@ -143,6 +176,36 @@ impl Create {
     pub(super) fn is_empty_range(&self) -> bool {
         matches!(self.interval(), Interval::Range(key, end) if end <= key)
     }
+}
+
+/// A watcher of a stream on its way from one source to the other. The revision alone decides which source sends an event: the old
+/// one up to `through`, the new one from the next revision on (W9).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Carried {
+    pub(super) id: i64,
+    pub(super) create: Create,
+    /// The client has every event of the watcher up to this revision, and none above it. For a watcher of the future
+    /// the revision before its start.
+    pub(super) through: i64,
+    /// Time of the last event or notification that the client got, or of the creation: an interval later it gets a
+    /// notification. `None` if it asked for none.
+    pub(super) quiet_since: Option<Instant>,
+}
+
+/// Creates that make etcd continue `watchers` on a new stream, in the order in which they have to be sent: etcd gives
+/// id 0 only to the first create that leaves the id to it.
+pub(super) fn creates<'a>(watchers: impl Iterator<Item = &'a Carried>) -> Vec<(i64, WatchCreateRequest)> {
+    let mut creates: Vec<_> = watchers
+        .map(|watcher| (watcher.id, continue_after(watcher)))
+        .collect();
+    creates.sort_by_key(|(id, _)| (*id != 0, *id));
+    creates
+}
+
+fn continue_after(watcher: &Carried) -> WatchCreateRequest {
+    watcher
+        .create
+        .to_wire(watcher.id, watcher.through.saturating_add(1))
 }
 
 /// Allocator of watcher ids, by etcd's rules.
@@ -294,5 +357,47 @@ mod tests {
         );
         taken.remove(&1);
         assert_eq!(allocate(1, &mut taken), Some(1), "but a client may choose it");
+    }
+
+    fn carried(id: i64, through: i64) -> Carried {
+        Carried {
+            id,
+            create: Create {
+                key: "k".into(),
+                range_end: "l".into(),
+                ..Create::default()
+            },
+            through,
+            quiet_since: None,
+        }
+    }
+
+    #[test]
+    fn watcher_zero_is_created_first_and_every_start_follows_what_was_sent() {
+        let watchers = [carried(7, 40), carried(0, 41), carried(3, i64::MAX)];
+        let creates = creates(watchers.iter());
+        let ids: Vec<_> = creates
+            .iter()
+            .map(|(id, create)| (*id, create.watch_id))
+            .collect();
+        assert_eq!(ids, [(0, 0), (3, 3), (7, 7)]);
+        let starts: Vec<_> = creates.iter().map(|(_, create)| create.start_revision).collect();
+        assert_eq!(starts, [42, i64::MAX, 41]);
+    }
+
+    #[test]
+    fn created_again_with_the_same_options() {
+        let mut watcher = carried(7, 40);
+        watcher.create.options = Options {
+            progress_notify: true,
+            prev_kv: true,
+            fragment: true,
+            no_put: true,
+            no_delete: true,
+        };
+        let (_, create) = creates([watcher].iter()).pop().unwrap();
+        assert_eq!((&create.key[..], &create.range_end[..]), (&b"k"[..], &b"l"[..]));
+        assert_eq!(create.filters, [0, 1]);
+        assert!(create.progress_notify && create.prev_kv && create.fragment);
     }
 }

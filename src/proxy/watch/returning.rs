@@ -1,8 +1,8 @@
 //! Attempts of a stream to return from etcd to memory, and how its watchers join their fan-outs.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -10,8 +10,8 @@ use http::HeaderMap;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
-use super::carried::Carried;
 use super::plan::ServingMirror;
+use super::request::Carried;
 use super::start::{authorize, reason_of};
 use crate::proxy::handles::Client;
 use rangecache_base::telemetry::Reason;
@@ -29,22 +29,20 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 const AUTHORIZATIONS: usize = 16;
 
 /// Attempts of one stream to return.
-#[derive(Debug)]
 pub(super) struct Returning {
-    pub(super) next: Pin<Box<Sleep>>,
+    /// Expires when the next attempt is due, or the present one is late.
+    timer: Pin<Box<Sleep>>,
     pause: Duration,
-    pub(super) attempt: Option<Attempt>,
+    /// The turn of the present attempt, one of those that the process has.
+    turn: Option<OwnedSemaphorePermit>,
+    /// The watchers that join memory behind the barrier, once etcd has sent it.
+    joining: Option<Joining>,
 }
 
-/// Attempt of a stream to return to memory.
-pub(super) struct Attempt {
-    pub(super) expires: Pin<Box<Sleep>>,
-    /// Revision of the barrier, once etcd has sent it, and the watchers that join memory behind it.
-    pub(super) joining: Option<(i64, Joining)>,
-    _turn: OwnedSemaphorePermit,
-}
+/// Revision of the barrier, and the watchers that have joined memory behind it; otherwise why the stream stays at etcd.
+type JoinResult = Result<(i64, Vec<Joined>), Reason>;
 
-pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Vec<Joined>, Reason>> + Send>>;
+type Joining = Pin<Box<dyn Future<Output = JoinResult> + Send>>;
 
 /// A watcher that has joined its fan-out.
 pub(super) struct Joined {
@@ -52,23 +50,6 @@ pub(super) struct Joined {
     /// Position of its mirror in [`Mirrors::at`](rangecache_mirror::Mirrors::at).
     pub(super) mirror: usize,
     pub(super) reader: Reader,
-}
-
-impl fmt::Debug for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Attempt").finish_non_exhaustive()
-    }
-}
-
-impl Attempt {
-    /// An attempt whose barrier was requested; `turn` is one of those that the process has.
-    pub(super) fn new(turn: OwnedSemaphorePermit) -> Attempt {
-        Attempt {
-            expires: Box::pin(tokio::time::sleep(ATTEMPT_TIMEOUT)),
-            joining: None,
-            _turn: turn,
-        }
-    }
 }
 
 impl Returning {
@@ -80,17 +61,56 @@ impl Returning {
             _ => FIRST_PAUSE,
         };
         Returning {
-            next: Box::pin(tokio::time::sleep(pause)),
+            timer: Box::pin(tokio::time::sleep(pause)),
             pause,
-            attempt: None,
+            turn: None,
+            joining: None,
         }
     }
 
-    /// Ends an attempt that was in vain.
-    pub(super) fn postpone(&mut self) {
-        self.attempt = None;
-        self.next.as_mut().reset(Instant::now() + self.pause);
+    /// Begins an attempt whose barrier was requested.
+    pub(super) fn begin(&mut self, turn: OwnedSemaphorePermit, cx: &mut Context<'_>) {
+        self.turn = Some(turn);
+        self.restart(ATTEMPT_TIMEOUT, cx);
+    }
+
+    /// Ends an attempt that was in vain, or could not begin.
+    pub(super) fn postpone(&mut self, cx: &mut Context<'_>) {
+        (self.turn, self.joining) = (None, None);
+        self.restart(self.pause, cx);
         self.pause = (self.pause * 2).min(LAST_PAUSE);
+    }
+
+    fn restart(&mut self, after: Duration, cx: &mut Context<'_>) {
+        self.timer.as_mut().reset(Instant::now() + after);
+        // Registers the task.
+        let _ = self.timer.as_mut().poll(cx);
+    }
+
+    pub(super) fn is_attempting(&self) -> bool {
+        self.turn.is_some()
+    }
+
+    pub(super) fn is_joining(&self) -> bool {
+        self.joining.is_some()
+    }
+
+    /// Whether an attempt is due, or the present one is late; otherwise registers `cx`.
+    pub(super) fn is_due(&mut self, cx: &mut Context<'_>) -> bool {
+        self.timer.as_mut().poll(cx).is_ready()
+    }
+
+    /// Lets the watchers join.
+    pub(super) fn join(&mut self, joining: impl Future<Output = JoinResult> + Send + 'static) {
+        self.joining = Some(Box::pin(joining));
+    }
+
+    /// What has become of the watchers that join.
+    pub(super) fn poll_joining(&mut self, cx: &mut Context<'_>) -> Option<JoinResult> {
+        match self.joining.as_mut()?.as_mut().poll(cx) {
+            Poll::Ready(joined) => Some(joined),
+            Poll::Pending => None,
+        }
     }
 }
 

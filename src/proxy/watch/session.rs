@@ -3,33 +3,23 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use http_body::Frame;
 use tokio::time::Instant;
 
 use super::downstream::Downstream;
-use super::etcd::EtcdEnd;
-use super::handover::{ServedBy, begin_at_etcd, cancel_handed_over, hand_over, leave, return_to_memory};
-use super::memory::MemorySource;
-use super::plan::NotServed;
+use super::memory::Session;
 use super::receive::Requests;
 use super::request::Create;
 use super::start::Answer;
 use super::stream::StreamContext;
 use super::stream_bytes::StreamBytes;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
+use etcd_store::cache::Rope;
 use rangecache_base::telemetry::metrics;
-
-/// Watch stream with the source that serves it.
-#[derive(Debug)]
-pub(super) struct Session {
-    down: Downstream,
-    /// `None` only while one source is made from another.
-    source: Option<ServedBy>,
-    has_ended: bool,
-}
+use rangecache_upstream::BoxError;
 
 impl Session {
-    /// A stream whose first request, in `requests`, is `create`, with this `answer`. The request stays there if etcd serves the
-    /// stream: memory may once the reason has passed.
+    /// A stream whose first request, in `requests`, is `create`, with this `answer`.
     pub(super) fn begin(
         stream: StreamContext,
         mut requests: Requests,
@@ -38,70 +28,50 @@ impl Session {
         create: Create,
         answer: Answer,
     ) -> Session {
-        let at_etcd = match answer {
-            Err(NotServed::Etcd(reason)) => Some(reason),
-            _ => {
-                requests.consume();
-                None
-            }
-        };
-        let mut down = Downstream::new(stream, requests, bytes, arrived);
-        let source = match at_etcd {
-            Some(reason) => begin_at_etcd(&mut down, reason),
-            None => {
-                let mut memory = MemorySource::new(&down);
-                memory.answer(&mut down, create, answer);
-                ServedBy::Memory(Box::new(memory))
-            }
-        };
-        Session {
-            down,
-            source: Some(source),
-            has_ended: false,
+        requests.consume();
+        let mut session = Session::new(Downstream::new(stream, requests, bytes, arrived));
+        // Memory may serve the stream once the reason has passed.
+        if let Err(leave) = session.answered(create, answer, true) {
+            let history = session.down.mirrors().cluster_state.current();
+            session.down.handle_first(leave.create);
+            session.open_etcd(leave.reason, history);
         }
+        session
     }
-}
 
-impl Session {
     /// Next frame of the stream, whichever source has it.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Polled {
-        let down = &mut self.down;
-        // A handover takes the source by value; there is none only meanwhile.
-        while let Some(source) = self.source.take() {
-            let next = match source {
-                ServedBy::Memory(mut memory) => match memory.poll(down, None, cx) {
-                    Ok(polled) => return self.polled(ServedBy::Memory(memory), polled),
-                    Err(why) => leave(memory, why, down),
-                },
-                ServedBy::Leaving(mut memory, mut pending) => match memory.poll(down, Some(&mut pending), cx)
-                {
-                    Ok(polled) => return self.polled(ServedBy::Leaving(memory, pending), polled),
-                    Err(why) => hand_over(memory, why.or(pending.leave), down),
-                },
-                ServedBy::Etcd(mut etcd) => match etcd.poll(down, cx) {
-                    Ok(polled) => return self.polled(ServedBy::Etcd(etcd), polled),
-                    Err(EtcdEnd::Joined(revision, joined)) => return_to_memory(etcd, revision, joined, down),
-                    Err(EtcdEnd::Replaced) => cancel_handed_over(etcd, down),
-                },
+        loop {
+            if let Some(frame) = self.next_frame(cx) {
+                return Poll::Ready(Some(frame));
+            }
+            let polled = match self.etcd {
+                Some(_) => self.poll_etcd(cx),
+                None => self.poll_memory(cx).unwrap_or_else(|why| {
+                    self.leave(why);
+                    Poll::Ready(())
+                }),
             };
-            self.source = Some(next);
+            if polled.is_pending() {
+                return Poll::Pending;
+            }
         }
-        Poll::Ready(None)
     }
 
-    /// Puts back the source, which has what was `polled`.
-    fn polled(&mut self, source: ServedBy, polled: Polled) -> Polled {
-        self.source = Some(source);
-        self.has_ended = match &polled {
-            Poll::Pending => false,
-            Poll::Ready(Some(Ok(frame))) => frame.is_trailers(),
-            Poll::Ready(Some(Err(_)) | None) => true,
-        };
-        polled
-    }
-
-    fn is_at_etcd(&self) -> bool {
-        matches!(self.source, Some(ServedBy::Etcd(_)))
+    /// Next frame of what the sources have produced, or the end.
+    fn next_frame(&mut self, cx: &mut Context<'_>) -> Option<Result<Frame<Rope>, BoxError>> {
+        let data = self.next_piece().or_else(|| self.down.control.pop_front());
+        if let Some(data) = data {
+            return Some(Ok(Frame::data(data)));
+        }
+        let is_in_message = self.etcd.as_ref().is_some_and(|etcd| etcd.is_in_message());
+        if self.down.end.is_none() && !is_in_message {
+            let status = self.down.poll_end(cx).or_else(|| self.ended_by_etcd());
+            self.down.end = status.map(|status| Ok(status.trailers()));
+        }
+        let end = self.down.end.take()?;
+        self.has_ended = true;
+        Some(end.map(Frame::trailers))
     }
 }
 
@@ -120,13 +90,13 @@ impl BodySource for Session {
     }
 
     fn may_stay_unread(&self) -> bool {
-        !self.is_at_etcd()
+        self.etcd.is_none()
     }
 
     fn frame_bytes(&mut self) -> FrameBytes {
-        match self.is_at_etcd() {
-            true => FrameBytes::Connection,
-            false => self.down.bytes.frame_bytes(),
+        match self.etcd {
+            Some(_) => FrameBytes::Connection,
+            None => self.down.bytes.frame_bytes(),
         }
     }
 
@@ -139,9 +109,44 @@ impl BodySource for Session {
     }
 
     fn source(&self) -> Option<metrics::Source> {
-        Some(match self.is_at_etcd() {
-            true => metrics::Source::Etcd,
-            false => metrics::Source::Memory,
+        Some(match self.etcd {
+            Some(_) => metrics::Source::Etcd,
+            None => metrics::Source::Memory,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use bytes::Bytes;
+
+    use super::super::testing::{downstream, message};
+    use super::*;
+    use crate::proxy::testing::Scene;
+    use etcd_wire::etcdserverpb::WatchCreateRequest;
+    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+    use etcd_wire::grpc::Status;
+
+    #[tokio::test]
+    async fn end_of_the_process_comes_before_the_requests_of_the_client() {
+        let scene = Scene::new(&[]);
+        let create = message(RequestUnion::CreateRequest(WatchCreateRequest {
+            key: Bytes::from_static(b"/registry/a"),
+            ..WatchCreateRequest::default()
+        }));
+        let mut session = Session::new(downstream(&scene, &[], create));
+        scene.drain.cancel();
+        let mut cx = Context::from_waker(Waker::noop());
+        let Poll::Ready(Some(Ok(frame))) = session.poll_frame(&mut cx) else {
+            panic!("no end");
+        };
+        let trailers = frame.into_trailers().unwrap();
+        assert_eq!(
+            trailers["grpc-message"],
+            Status::StoppingReconnect.to_string().as_str()
+        );
+        assert!(matches!(session.poll_frame(&mut cx), Poll::Ready(None)));
     }
 }

@@ -11,10 +11,8 @@ use http::HeaderMap;
 use http::request::Parts;
 use tokio::time::Instant;
 
-use super::carried::wire;
-use super::etcd_stream::encode;
 use super::plan::NotServed;
-use super::request::Create;
+use super::request::{Create, encode};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed};
 use crate::proxy::forward::RequestBody;
 use crate::proxy::handles::Client;
@@ -223,7 +221,7 @@ pub(super) async fn refusal(client: Arc<Client>, parts: Parts, create: Create, r
 async fn refused(client: &Client, parts: Parts, create: &Create) -> Option<Bytes> {
     let forward = &client.proxy.forward;
     let history = forward.cluster_state.current();
-    let request = wire(create, create.watch_id, create.start_revision);
+    let request = create.to_wire(create.watch_id, create.start_revision);
     let request = Outgoing::whole(encode(RequestUnion::CreateRequest(request)));
     let sending = forward.send(parts, RequestBody::Once(request), ConnectionClass::Endless);
     let opened = sending.await.ok()?;

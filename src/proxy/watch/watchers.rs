@@ -5,8 +5,7 @@ use std::ops::Bound;
 
 use tokio::time::Instant;
 
-use super::carried::Carried;
-use super::request::Create;
+use super::request::{Carried, Create};
 use super::start::Started;
 use super::stream::StreamContext;
 use rangecache_base::telemetry::metrics::Counted;

@@ -6,12 +6,12 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "21-handover-at-p",
         what: "etcd continues a watcher with a revision that memory has sent",
-        test: "--lib proxy::watch::carried",
+        test: "--lib proxy::watch::request",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
             item: "continue_after",
-            find: "wire(&watcher.create, watcher.id, watcher.through.saturating_add(1))",
-            replace: "wire(&watcher.create, watcher.id, watcher.through)",
+            find: ".to_wire(watcher.id, watcher.through.saturating_add(1))",
+            replace: ".to_wire(watcher.id, watcher.through)",
         }],
     },
     Bug {
@@ -32,20 +32,16 @@ pub(super) const BUGS: &[Bug] = &[
         shows: "interrupted by",
         changes: &[
             Change {
-                item: "MemorySource::poll",
-                find: "
-loop {
-    if let Some(piece) = self.next_piece(down) {
-",
+                item: "Session::next_piece",
+                find: "let message = self.message.as_mut()?;",
                 replace: "
-loop {
-    if self.message.as_ref().is_some_and(EventMessages::is_between_fragments) {
-        self.poll_requests(down, None, cx)?;
-        if let Some(response) = down.control.pop_front() {
-            return sent(response);
-        }
+if self.message.as_ref().is_some_and(EventMessages::is_between_fragments) {
+    let _ = self.poll_requests(&mut Context::from_waker(std::task::Waker::noop()));
+    if let Some(response) = self.down.control.pop_front() {
+        return Some(response);
     }
-    if let Some(piece) = self.next_piece(down) {
+}
+let message = self.message.as_mut()?;
 ",
             },
             Change {
@@ -72,7 +68,7 @@ pub(super) fn is_complete
         test: "--test end_to_end serializable_read_is_not_older_than_what_a_watch",
         shows: "a read at .* after an event",
         changes: &[Change {
-            item: "MemorySource::take_events",
+            item: "Session::message_of",
             find: "if !down.mirrors().cluster_state.record_served(history, revision) {",
             replace: "if down.mirrors().cluster_state.history() != history {",
         }],
@@ -94,12 +90,12 @@ ChangeKind::Delete => !options.no_delete,
     Bug {
         name: "27-handover-skips-a-revision",
         what: "etcd continues a watcher one revision too late",
-        test: "--lib proxy::watch::carried",
+        test: "--lib proxy::watch::request",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
             item: "continue_after",
-            find: "wire(&watcher.create, watcher.id, watcher.through.saturating_add(1))",
-            replace: "wire(&watcher.create, watcher.id, watcher.through.saturating_add(2))",
+            find: ".to_wire(watcher.id, watcher.through.saturating_add(1))",
+            replace: ".to_wire(watcher.id, watcher.through.saturating_add(2))",
         }],
     },
     Bug {
@@ -157,9 +153,9 @@ ChangeKind::Delete => !options.no_delete,
         test: "--test end_to_end restore_under_open_watches_ends_them",
         shows: "every watch ends: not within",
         changes: &[Change {
-            item: "MemorySource::ended",
-            find: r#"ReaderEnd::Replaced { revision } => self.cancel_compacted(down, id, revision.max(1), "replaced"),"#,
-            replace: "ReaderEnd::Replaced { .. } => down.interrupt(Reason::Loading),",
+            item: "Session::ended",
+            find: r#"ReaderEnd::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),"#,
+            replace: "ReaderEnd::Replaced { .. } => self.down.interrupt(Reason::Loading),",
         }],
     },
     Bug {
@@ -168,7 +164,7 @@ ChangeKind::Delete => !options.no_delete,
         test: "--test end_to_end client_that_resumes_by_headers_alone",
         shows: "no message on the stream",
         changes: &[Change {
-            item: "MemorySource::take_events",
+            item: "Session::message_of",
             find: "header: down.header(revision),",
             replace: "header: down.header(down.mirrors().cluster_state.known().max(revision)),",
         }],
@@ -216,8 +212,8 @@ match freshness.authorize(&authorization, deadline).await {
         shows: "left: .*memory",
         changes: &[Change {
             item: "Session::source",
-            find: "Some(match self.is_at_etcd() {",
-            replace: "Some(match self.is_at_etcd() && self.has_ended {",
+            find: "Some(match self.etcd {",
+            replace: "Some(match self.etcd.as_ref().filter(|_| self.has_ended) {",
         }],
     },
     Bug {
@@ -240,9 +236,13 @@ match freshness.authorize(&authorization, deadline).await {
         test: "--test simulation -- --ignored --exact --nocapture chosen_seeds",
         shows: "time stands still",
         changes: &[Change {
-            item: "Session::poll_next",
-            find: "Err(why) => hand_over(memory, why.or(pending.leave), down),",
-            replace: "Err(why) => leave(memory, why.or(pending.leave), down),",
+            item: "Session::leave",
+            find: "match (self.leaving.take(), self.awaited()) {",
+            replace: "
+let earlier = self.leaving.take().and_then(|leaving| leaving.leave.create);
+let leave = Leave { create: leave.create.or(earlier), ..leave };
+match (None::<Leaving>, self.awaited()) {
+",
         }],
     },
     Bug {
@@ -266,12 +266,17 @@ let least = starts.fold(down.last_event.max(down.reported), i64::max);
         shows: "broken pipe",
         changes: &[
             Change {
-                item: "MemorySource::poll_requests",
+                item: "Session::poll_request",
                 find: "
-if self.progress.requested.is_some() {
-    down.requests.read_ahead(cx);
+if waits {
+    self.down.requests.read_ahead(cx);
 ",
-                replace: "if self.progress.requested.is_some() {",
+                replace: "
+if waits {
+    if self.progress.requested.is_none() {
+        self.down.requests.read_ahead(cx);
+    }
+",
             },
             Change {
                 item: "Progress::take_up",
@@ -297,8 +302,8 @@ if self.progress.requested.is_some() {
         test: "--test end_to_end watchers_that_etcd_serves_count",
         shows: "they count",
         changes: &[Change {
-            item: "EtcdSource::forward_requests",
-            find: "down.bytes.set_relayed(etcd.relay.held_bytes());",
+            item: "EtcdStream::forward_requests",
+            find: "down.bytes.set_relayed(self.relay.held_bytes());",
             replace: "",
         }],
     },
@@ -363,8 +368,8 @@ if self.progress.requested.is_some() {
         test: "--test simulation stream_over_two_mirrors_gets_nothing_of_another_history",
         shows: "panicked",
         changes: &[Change {
-            item: "MemorySource::take_events",
-            find: "let awaits_feed = self.awaits_feed(down, cx);",
+            item: "Session::take_events",
+            find: "let awaits_feed = self.awaits_feed(cx);",
             replace: "let awaits_feed = false;",
         }],
     },
@@ -385,11 +390,10 @@ if self.progress.requested.is_some() {
         test: "--test simulation watcher_that_is_ahead_of_its_mirror_does_not_continue_at_etcd_after_a_rollback",
         shows: "panicked",
         changes: &[Change {
-            item: "hand_over",
+            item: "Session::hand_over",
             find: "
-if memory.watchers.unproven().is_some() {
-    down.interrupt(Reason::NotFresh);
-    return ServedBy::Memory(memory);
+if self.watchers.unproven().is_some() {
+    return self.down.interrupt(Reason::NotFresh);
 }
 ",
             replace: "",
@@ -401,8 +405,8 @@ if memory.watchers.unproven().is_some() {
         test: "--test simulation stream_that_waits_for_room_ends_watchers_of_a_lost_history_before_it_shows_the_next",
         shows: "panicked",
         changes: &[Change {
-            item: "MemorySource::compare_histories",
-            find: "self.cancel_replaced(down);",
+            item: "Session::compare_histories",
+            find: "self.cancel_replaced();",
             replace: "",
         }],
     },
@@ -412,9 +416,9 @@ if memory.watchers.unproven().is_some() {
         test: "-p rangecache --test end_to_end rollback_of_one_member_is_never_served_stale_behind_a_hub",
         shows: "stale",
         changes: &[Change {
-            item: "MemorySource::ended_by_etcd",
-            find: "let ends = down.stream.is_feed && self.watchers.all().any(is_without_feed);",
-            replace: "let ends = !down.stream.is_feed && self.watchers.all().any(is_without_feed);",
+            item: "Session::ended_by_etcd",
+            find: "let ends = self.down.stream.is_feed && self.watchers.all().any(is_without_feed);",
+            replace: "let ends = !self.down.stream.is_feed && self.watchers.all().any(is_without_feed);",
         }],
     },
     Bug {

@@ -6,9 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use arbitrary::{Arbitrary, Unstructured};
 
 use super::etcd::{Etcd, Response};
-use crate::proxy::watch::carried::{Carried, creates, wire};
 use crate::proxy::watch::relay::{Relay, RelayAction};
-use crate::proxy::watch::request::{Create, Ids, NO_WATCHER, Options, WatchRequest};
+use crate::proxy::watch::request::{Carried, Create, Ids, NO_WATCHER, Options, WatchRequest, creates};
 
 #[derive(Arbitrary, Debug)]
 struct Begin {
@@ -147,7 +146,7 @@ impl Run {
                     ..Create::default()
                 };
                 let id = self.relay.request(&WatchRequest::Create(create.clone()));
-                let create_request = wire(&create, id.unwrap_or_default(), create.start_revision);
+                let create_request = create.to_wire(id.unwrap_or_default(), create.start_revision);
                 self.etcd.create(&create_request, false);
                 self.client.creates.push_back(create);
             }

@@ -14,9 +14,9 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::memory::Session;
 use super::plan::NotServed;
 use super::receive::Requests;
-use super::session::Session;
 use super::stream::{StreamContext, record_forwarded};
 use super::stream_bytes::StreamBytes;
 use crate::proxy::call::CallRecord;

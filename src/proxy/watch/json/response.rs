@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use crate::proxy::gateway::stream_error;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
-use crate::proxy::watch::session::Session;
+use crate::proxy::watch::memory::Session;
 use etcd_store::cache::{Entry, JsonFields, Rope};
 use etcd_wire::etcdserverpb::{Event, WatchResponse};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Pending, Relay, Relayed};
-use crate::proxy::watch::carried::Carried;
-use crate::proxy::watch::request::{Create, Ids};
+use crate::proxy::watch::request::{Carried, Create, Ids};
 
 /// Watchers and open requests of a stream that has left etcd.
 #[derive(Debug, Default)]

@@ -1,8 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::proxy::watch::carried::creates;
-use crate::proxy::watch::request::Options;
+use crate::proxy::watch::request::{Options, creates};
 
 fn create(watch_id: i64, start_revision: i64) -> Create {
     Create {
