@@ -1,10 +1,9 @@
 //! The call to etcd of a stream that memory cannot serve, or cannot serve yet.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
@@ -17,7 +16,7 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
 use super::relay::{Relay, RelayAction};
-use super::request::{WatchRequest, creates, encode};
+use super::request::{WatchRequest, encode};
 use super::returning::Returning;
 use super::tap::{Head, Parsed, last_event};
 use crate::proxy::forward::{RequestBody, SendError, UpstreamResponse};
@@ -42,21 +41,9 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message that is read as a whole, in order to drop it.
 const MAX_DROPPED_BYTES: usize = 4 << 20;
 
-/// Result of the call.
-enum Opened {
-    Response(UpstreamResponse),
-    Failed(SendError),
-    /// etcd's response was late, or what it continues is not known to be of the client's history.
-    Unusable,
-}
-
-impl From<Result<UpstreamResponse, SendError>> for Opened {
-    fn from(sent: Result<UpstreamResponse, SendError>) -> Opened {
-        sent.map_or_else(Opened::Failed, Opened::Response)
-    }
-}
-
-type OpeningFuture = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
+/// The call, with the turn of a handover; otherwise why there is none: `None` if etcd's response was late, or what it continues is not
+/// known to be of the client's history.
+type Opened = Result<(UpstreamResponse, Option<OwnedSemaphorePermit>), Option<SendError>>;
 
 /// Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
@@ -65,7 +52,7 @@ pub(super) struct EtcdStream {
     pub(super) returning: Returning,
     /// `None` once the client has closed its half.
     requests: Option<PollSender<Bytes>>,
-    opening: Option<OpeningFuture>,
+    opening: Option<Pin<Box<dyn Future<Output = Opened> + Send>>>,
     response: Option<(UpstreamBody, InFlight)>,
     /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
     turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
@@ -125,7 +112,7 @@ impl EtcdStream {
     ) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
-        for (_, create) in creates(relay.carried_from_memory()) {
+        for create in relay.creates() {
             first.extend_from_slice(&encode(RequestUnion::CreateRequest(create)));
         }
         let is_handover = !first.is_empty();
@@ -142,33 +129,26 @@ impl EtcdStream {
         let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
         let (mirrors, of) = (Arc::clone(&proxy.mirrors), history.id);
         let opening = async move {
-            let mut turn = None;
-            if is_handover {
-                turn = take_turn(turns).await;
-                if turn.is_none() {
-                    return (Opened::Unusable, None);
-                }
-            }
+            let turn = match is_handover {
+                true => Some(take_turn(turns).await.ok_or(None)?),
+                false => None,
+            };
             let body = RequestBody::Once(Outgoing::tonic(body));
             let sending = forward.send(parts, body, ConnectionClass::Endless);
             if !is_handover {
                 // etcd's response begins with its first message.
-                return (sending.await.into(), None);
+                return Ok((sending.await?, turn));
             }
             let proven = async {
-                let sent = match sending.await {
-                    Ok(sent) => sent,
-                    failed => return failed.into(),
-                };
+                let sent = sending.await?;
                 let connection = sent.in_flight.connection();
-                if mirrors.may_continue(connection, of, &watched).await {
-                    Opened::Response(sent)
-                } else {
-                    Opened::Unusable
+                match mirrors.may_continue(connection, of, &watched).await {
+                    true => Ok(sent),
+                    false => Err(None),
                 }
             };
             let opened = tokio::time::timeout(CONTINUE_TIMEOUT, proven).await;
-            (opened.unwrap_or(Opened::Unusable), turn)
+            Ok((opened.unwrap_or(Err(None))?, turn))
         };
         EtcdStream {
             relay,
@@ -258,59 +238,58 @@ impl EtcdStream {
             {
                 return Poll::Ready(interrupted());
             }
-            if let Some(opening) = &mut self.opening {
-                let Poll::Ready((opened, turn)) = opening.as_mut().poll(cx) else {
-                    return Poll::Pending;
-                };
-                self.opening = None;
-                let late = || Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
-                self.turn = turn.map(|turn| (turn, late()));
-                if let Some(next) = self.begin(opened) {
-                    return Poll::Ready(next);
-                }
-                continue;
-            }
-            let Some((body, _)) = &mut self.response else {
-                return Poll::Ready(interrupted());
-            };
-            match Pin::new(body).poll_frame(cx) {
+            match self.poll_response(cx) {
+                Poll::Ready(None) => {}
+                Poll::Ready(Some(end)) => return Poll::Ready(end),
                 Poll::Pending => {
                     self.held.shrink_to(self.buffer.len() as u64);
                     return Poll::Pending;
-                }
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => self.buffer.extend_from_slice(&data),
-                    Err(frame) => {
-                        let trailers = frame.into_trailers().unwrap_or_default();
-                        return Poll::Ready(StreamStep::End(Ok(status_in(&trailers))));
-                    }
-                },
-                Poll::Ready(None) => return Poll::Ready(interrupted()),
-                Poll::Ready(Some(Err(error))) if self.is_in_message() => {
-                    return Poll::Ready(StreamStep::End(Err(error)));
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    let status = Status::ConnectionLost(error.to_string());
-                    return Poll::Ready(StreamStep::End(Ok(status.trailers())));
                 }
             }
         }
     }
 
+    /// Receives what etcd has sent next; returns the end if there is nothing more.
+    fn poll_response(&mut self, cx: &mut Context<'_>) -> Poll<Option<StreamStep>> {
+        if let Some(opening) = &mut self.opening {
+            let opened = ready!(opening.as_mut().poll(cx));
+            self.opening = None;
+            return Poll::Ready(self.begin(opened));
+        }
+        let Some((body, _)) = &mut self.response else {
+            return Poll::Ready(Some(interrupted()));
+        };
+        let frame = ready!(Pin::new(body).poll_frame(cx));
+        let end = match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => {
+                self.buffer.extend_from_slice(&data);
+                return Poll::Ready(None);
+            }
+            Some(Ok(Err(frame))) => Ok(status_in(&frame.into_trailers().unwrap_or_default())),
+            Some(Err(error)) if self.is_in_message() => Err(error),
+            Some(Err(error)) => Ok(Status::ConnectionLost(error.to_string()).trailers()),
+            None => Ok(Status::WatchInterrupted.trailers()),
+        };
+        Poll::Ready(Some(StreamStep::End(end)))
+    }
+
     /// Begins to read the response; returns the end if there is none.
     fn begin(&mut self, opened: Opened) -> Option<StreamStep> {
-        match opened {
-            Opened::Unusable if !self.is_of_current_history() => return Some(StreamStep::Replaced),
-            Opened::Unusable => return Some(interrupted()),
-            Opened::Failed(error) => return Some(StreamStep::End(Ok(error.status().trailers()))),
-            Opened::Response(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
-                return Some(StreamStep::End(Ok(status_in(opened.response.headers()))));
+        let trailers = match opened {
+            Err(None) if !self.is_of_current_history() => return Some(StreamStep::Replaced),
+            Err(None) => Status::WatchInterrupted.trailers(),
+            Err(Some(error)) => error.status().trailers(),
+            Ok((opened, _)) if opened.response.headers().contains_key(GRPC_STATUS) => {
+                status_in(opened.response.headers())
             }
-            Opened::Response(opened) => {
+            Ok((opened, turn)) => {
+                let late = || Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
+                self.turn = turn.map(|turn| (turn, late()));
                 self.response = Some((opened.response.into_body(), opened.in_flight));
+                return None;
             }
-        }
-        None
+        };
+        Some(StreamStep::End(Ok(trailers)))
     }
 
     /// Counts what has arrived, and what etcd may send while the client does not read; returns whether it fits.
@@ -339,7 +318,7 @@ impl EtcdStream {
             if rest == 0
                 && let Some(revision) = self.barrier.take()
             {
-                self.relay.reach_barrier();
+                self.relay.stay();
                 return Some(StreamStep::Barrier(revision));
             }
             if self.buffer.is_empty() {

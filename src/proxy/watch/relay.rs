@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::request::{Carried, Create, Ids, NO_WATCHER, WATCHER_BYTES, WatchRequest};
 use super::tap::Head;
+use etcd_wire::etcdserverpb::WatchCreateRequest;
 
 mod returning;
 
@@ -42,11 +43,10 @@ const MAX_PENDING: usize = 1000;
 
 /// A create that etcd has not answered.
 #[derive(Clone, Debug)]
-enum Pending {
-    /// A watcher that came from memory.
-    Carried(Carried),
-    /// A create of the client, and what etcd had to answer before it.
-    Client(Create, EarlierRequests),
+struct Pending {
+    /// Id of a watcher that came from memory; `None` for a create of the client.
+    carried: Option<i64>,
+    watcher: Relayed,
 }
 
 /// Progress requests that etcd got before a create, and may still answer: in its own time, and without having seen the
@@ -71,7 +71,7 @@ impl EarlierRequests {
 #[derive(Clone, Debug)]
 struct Relayed {
     create: Create,
-    /// The client has everything up to this revision from memory.
+    /// The client has everything up to this revision from memory; 0 once etcd has sent what follows.
     fence: i64,
     /// Revision in the header of its `created`; 0 if it came from memory.
     created_at: i64,
@@ -112,6 +112,22 @@ impl Relayed {
     }
 }
 
+/// Side that decides about the client's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// The relay knows them all, and the stream may return to memory.
+    Tapped,
+    /// A progress request was sent in order to return, and its response has not been handled. The client's requests wait.
+    AwaitsBarrier,
+    /// etcd gets every request of the client unchanged, and the stream never returns: etcd has sent an event whose key is too long,
+    /// or there is no room for another watcher. etcd has not seen every create, and keeps no account of ids that were free again:
+    /// whether it may give the next watcher another id than the client expects.
+    Pinned { ids_may_differ: bool },
+    /// The stream is pinned, and no request need be read: etcd has seen every create, or there was a request that rangecache does not
+    /// understand.
+    Unread,
+}
+
 /// State of a relayed stream.
 #[derive(Debug)]
 pub(super) struct Relay {
@@ -132,18 +148,9 @@ pub(super) struct Relay {
     seen: i64,
     /// Progress below this is older than what the client has.
     fence: i64,
-    /// A progress request was sent in order to return to memory, and its response has not been handled.
-    awaits_barrier: bool,
     /// etcd has seen every create of the stream, and so allocates the ids that the client expects.
     has_all_creates: bool,
-    /// etcd gets every request of the client unchanged, and the stream never returns: the client has sent a request that
-    /// rangecache does not understand, or etcd an event whose key is too long, or there is no room for another watcher.
-    is_pinned: bool,
-    /// The stream is pinned, and no request is read any more.
-    is_unread: bool,
-    /// The stream is pinned, and etcd may give the next watcher another id than the client expects: it has not seen every
-    /// create, and keeps no account of ids that were free again.
-    ids_may_differ: bool,
+    mode: Mode,
     /// Memory served a watcher that was forgotten when the stream was pinned.
     had_watchers_of_memory: bool,
     /// Memory of `pending` and `watchers`, in bytes.
@@ -156,16 +163,24 @@ impl Relay {
     pub(super) fn new(ids: Ids, carried: Vec<Carried>, taken: BTreeSet<i64>, shown: i64) -> Relay {
         let has_all_creates = ids == Ids::default() && carried.is_empty() && taken.is_empty();
         let mut carried = carried;
-        // In the order of `request::creates`.
+        // etcd gives id 0 only to the first create that leaves the id to it.
         carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
         let held_bytes = carried.iter().map(|watcher| watcher.create.watcher_bytes()).sum();
+        let pending = carried.into_iter().map(|carried| Pending {
+            carried: Some(carried.id),
+            watcher: Relayed {
+                create: carried.create,
+                fence: carried.through,
+                created_at: 0,
+                before: EarlierRequests::default(),
+                quiet_since: carried.quiet_since,
+                is_from_memory: true,
+                is_compacted: false,
+            },
+        });
         Relay {
             ids,
-            held_bytes,
-            had_watchers_of_memory: false,
-            is_unread: false,
-            ids_may_differ: false,
-            pending: carried.into_iter().map(Pending::Carried).collect(),
+            pending: pending.collect(),
             watchers: BTreeMap::new(),
             taken,
             fragment: None,
@@ -174,23 +189,25 @@ impl Relay {
             unanswered_progress: 0,
             seen: 0,
             fence: shown,
-            awaits_barrier: false,
             has_all_creates,
-            is_pinned: false,
+            mode: Mode::Tapped,
+            had_watchers_of_memory: false,
+            held_bytes,
         }
     }
 
-    /// The watchers that etcd has not continued yet.
-    pub(super) fn carried_from_memory(&self) -> impl Iterator<Item = &Carried> {
-        self.pending.iter().filter_map(|pending| match pending {
-            Pending::Carried(watcher) => Some(watcher),
-            Pending::Client(..) => None,
-        })
+    /// Creates that make etcd continue the watchers of memory on a new stream, in the order in which they have to be sent.
+    pub(super) fn creates(&self) -> Vec<WatchCreateRequest> {
+        let pending = self.pending.iter();
+        let carried = pending.filter_map(|pending| Some((pending.carried?, &pending.watcher)));
+        let creates =
+            carried.map(|(id, watcher)| watcher.create.to_wire(id, watcher.fence.saturating_add(1)));
+        creates.collect()
     }
 
     /// Whether etcd has continued every watcher.
     pub(super) fn has_continued(&self) -> bool {
-        self.carried_from_memory().next().is_none()
+        self.pending.iter().all(|pending| pending.carried.is_none())
     }
 
     /// Frees the id of a watcher that memory has cancelled for a compaction.
@@ -206,7 +223,7 @@ impl Relay {
     /// next one depends on whether etcd refuses it.
     pub(super) fn accepts_request(&self) -> bool {
         let max_pending = if self.has_all_creates { MAX_PENDING } else { 1 };
-        self.pending.len() < max_pending && !self.awaits_barrier
+        self.pending.len() < max_pending && self.mode != Mode::AwaitsBarrier
     }
 
     /// Number of creates that etcd has not answered.
@@ -222,10 +239,14 @@ impl Relay {
     /// Lets etcd alone understand the client's requests, and forgets the watchers but for what the client has of them from
     /// memory. Only once etcd has continued every watcher.
     pub(super) fn pin(&mut self) {
-        self.ids_may_differ =
-            !(self.has_all_creates || self.pending.is_empty() && self.chooses_expected_id());
-        self.is_pinned = true;
-        self.awaits_barrier = false;
+        if !self.is_pinned() {
+            self.mode = match self.has_all_creates {
+                true => Mode::Unread,
+                false => Mode::Pinned {
+                    ids_may_differ: !(self.pending.is_empty() && self.chooses_expected_id()),
+                },
+            };
+        }
         self.had_watchers_of_memory |= self.watchers.values().any(|watcher| watcher.is_from_memory);
         self.watchers.retain(|_, watcher| watcher.fence > 0);
         for watcher in self.watchers.values_mut() {
@@ -237,36 +258,40 @@ impl Relay {
     }
 
     pub(super) fn is_pinned(&self) -> bool {
-        self.is_pinned
+        matches!(self.mode, Mode::Pinned { .. } | Mode::Unread)
     }
 
     /// Pins the stream before a request that cannot be read.
     pub(super) fn pin_unread(&mut self) {
         self.pin();
-        self.is_unread = true;
+        self.mode = Mode::Unread;
     }
 
-    /// Whether a pinned stream's requests need not be read: etcd's stream has every create of the client's, and so gives each
-    /// watcher the id that the client expects, or there was one that cannot be read.
+    /// Whether the client's requests need not be read.
     pub(super) fn is_unread(&self) -> bool {
-        self.is_pinned && (self.has_all_creates || self.is_unread)
+        self.mode == Mode::Unread
     }
 
     /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,
     /// or no lower id is free, nor will be once etcd has read a cancel.
     pub(super) fn chooses_expected_id(&self) -> bool {
         let is_lowest = |next| (0..next).all(|id| self.is_taken(id));
-        match self.is_pinned {
-            true => !self.ids_may_differ,
-            false => self.has_all_creates || self.cancels.is_empty() && self.next_id().is_some_and(is_lowest),
+        match self.mode {
+            Mode::Unread => true,
+            Mode::Pinned { ids_may_differ } => !ids_may_differ,
+            Mode::Tapped | Mode::AwaitsBarrier => {
+                self.has_all_creates || self.cancels.is_empty() && self.next_id().is_some_and(is_lowest)
+            }
         }
     }
 
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
     /// that the client expects. `None` for the id in the request.
     pub(super) fn request(&mut self, request: &WatchRequest) -> Option<i64> {
-        if self.is_pinned {
-            self.ids_may_differ |= !self.has_all_creates && matches!(request, WatchRequest::Cancel(_));
+        if self.is_pinned() {
+            if matches!(request, WatchRequest::Cancel(_)) {
+                self.free_id();
+            }
             return None;
         }
         match request {
@@ -276,11 +301,20 @@ impl Relay {
                     id => id,
                 };
                 self.held_bytes += create.watcher_bytes();
-                let before = EarlierRequests {
-                    requests: self.unanswered_progress,
-                    owed: self.owed_progress,
+                let watcher = Relayed {
+                    create: create.clone(),
+                    fence: 0,
+                    created_at: 0,
+                    before: EarlierRequests {
+                        requests: self.unanswered_progress,
+                        owed: self.owed_progress,
+                    },
+                    quiet_since: None,
+                    is_from_memory: false,
+                    is_compacted: false,
                 };
-                self.pending.push_back(Pending::Client(create.clone(), before));
+                let carried = None;
+                self.pending.push_back(Pending { carried, watcher });
                 Some(id)
             }
             WatchRequest::Progress => {
@@ -296,6 +330,13 @@ impl Relay {
                 None
             }
             WatchRequest::Nothing => None,
+        }
+    }
+
+    /// Notes that etcd may give an id of a pinned stream again.
+    fn free_id(&mut self) {
+        if let Mode::Pinned { ids_may_differ } = &mut self.mode {
+            *ids_may_differ = true;
         }
     }
 
@@ -348,54 +389,30 @@ impl Relay {
     }
 
     fn created(&mut self, head: &Head) -> RelayAction {
-        if self.is_pinned {
+        if self.is_pinned() {
             return RelayAction::Pass;
         }
-        match self.pending.pop_front() {
-            // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
-            None => RelayAction::End,
-            Some(Pending::Client(create, _)) if head.canceled => {
-                self.release_bytes(&create);
-                RelayAction::Pass
-            }
-            Some(Pending::Client(create, before)) => {
-                let requested = create.watch_id;
-                let (watchers, taken) = (&self.watchers, &self.taken);
-                let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
-                let id = self.ids.allocate(requested, is_taken);
-                if id != Some(head.watch_id) {
-                    return RelayAction::End;
-                }
-                let relayed = Relayed {
-                    create,
-                    fence: 0,
-                    created_at: head.revision,
-                    before,
-                    quiet_since: None,
-                    is_from_memory: false,
-                    is_compacted: false,
-                };
-                self.watchers.insert(head.watch_id, relayed);
-                RelayAction::Pass
-            }
-            Some(Pending::Carried(watcher)) if head.canceled => {
-                self.release_bytes(&watcher.create);
-                refused(watcher.id, head)
-            }
-            Some(Pending::Carried(watcher)) if head.watch_id == watcher.id => {
-                let relayed = Relayed {
-                    create: watcher.create,
-                    fence: watcher.through,
-                    created_at: 0,
-                    before: EarlierRequests::default(),
-                    quiet_since: watcher.quiet_since,
-                    is_from_memory: true,
-                    is_compacted: false,
-                };
-                self.watchers.insert(watcher.id, relayed);
-                RelayAction::Drop
-            }
-            Some(Pending::Carried(_)) => RelayAction::End,
+        // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
+        let Some(Pending { carried, mut watcher }) = self.pending.pop_front() else {
+            return RelayAction::End;
+        };
+        if head.canceled {
+            self.release_bytes(&watcher.create);
+            return carried.map_or(RelayAction::Pass, |id| refused(id, head));
+        }
+        let (watchers, taken) = (&self.watchers, &self.taken);
+        let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
+        let id = carried.or_else(|| self.ids.allocate(watcher.create.watch_id, is_taken));
+        if id != Some(head.watch_id) {
+            return RelayAction::End;
+        }
+        if carried.is_none() {
+            watcher.created_at = head.revision;
+        }
+        self.watchers.insert(head.watch_id, watcher);
+        match carried {
+            Some(_) => RelayAction::Drop,
+            None => RelayAction::Pass,
         }
     }
 
@@ -405,7 +422,7 @@ impl Relay {
 
     fn canceled(&mut self, head: &Head) -> RelayAction {
         self.cancels.remove(&head.watch_id);
-        self.ids_may_differ |= self.is_pinned && !self.has_all_creates;
+        self.free_id();
         if head.compact_revision == 0 {
             if let Some(watcher) = self.watchers.remove(&head.watch_id) {
                 self.release_bytes(&watcher.create);
@@ -422,16 +439,15 @@ impl Relay {
                 .watchers
                 .get(&head.watch_id)
                 .map_or(0, |watcher| watcher.fence);
-            return if head.revision < fence.max(self.fence) {
-                RelayAction::Drop
-            } else {
-                RelayAction::Pass
+            return match head.revision < fence.max(self.fence) {
+                true => RelayAction::Drop,
+                false => RelayAction::Pass,
             };
         }
         let fences = self.watchers.values().map(|watcher| watcher.fence);
         let fence = fences.fold(self.fence, i64::max);
         // Of a request that was sent in order to return, or of one that the client is owed.
-        let is_owed = match self.is_pinned {
+        let is_owed = match self.is_pinned() {
             // What the client requested since is not counted.
             true => self.owed_progress > 0 || self.unanswered_progress == 0,
             false => {
@@ -463,7 +479,7 @@ impl Relay {
     /// Whether the stream may return at a progress notification of `revision`. One of an earlier request may be older
     /// than a watcher that was created since, and overtake the response to a cancel.
     fn is_barrier(&self, revision: i64) -> bool {
-        self.awaits_barrier
+        self.mode == Mode::AwaitsBarrier
             && self.cancels.is_empty()
             && revision >= self.seen
             && self
@@ -476,12 +492,8 @@ impl Relay {
     fn count_progress(&mut self, is_owed: bool) {
         self.owed_progress = self.owed_progress.saturating_sub(u32::from(is_owed));
         self.unanswered_progress = self.unanswered_progress.saturating_sub(1);
-        for pending in &mut self.pending {
-            if let Pending::Client(_, before) = pending {
-                before.answered(is_owed);
-            }
-        }
-        for watcher in self.watchers.values_mut() {
+        let pending = self.pending.iter_mut().map(|pending| &mut pending.watcher);
+        for watcher in pending.chain(self.watchers.values_mut()) {
             watcher.before.answered(is_owed);
         }
     }
@@ -491,10 +503,9 @@ impl Relay {
             self.fragment = Some(head.watch_id);
         }
         let (Some(watcher), Some(first)) = (self.watchers.get_mut(&head.watch_id), head.first_event) else {
-            return if self.is_pinned {
-                RelayAction::Pass
-            } else {
-                RelayAction::End
+            return match self.is_pinned() {
+                true => RelayAction::Pass,
+                false => RelayAction::End,
             };
         };
         // etcd sends what it had to tell before the watcher began before the watcher's events.

@@ -192,22 +192,6 @@ pub(super) struct Carried {
     pub(super) quiet_since: Option<Instant>,
 }
 
-/// Creates that make etcd continue `watchers` on a new stream, in the order in which they have to be sent: etcd gives
-/// id 0 only to the first create that leaves the id to it.
-pub(super) fn creates<'a>(watchers: impl Iterator<Item = &'a Carried>) -> Vec<(i64, WatchCreateRequest)> {
-    let mut creates: Vec<_> = watchers
-        .map(|watcher| (watcher.id, continue_after(watcher)))
-        .collect();
-    creates.sort_by_key(|(id, _)| (*id != 0, *id));
-    creates
-}
-
-fn continue_after(watcher: &Carried) -> WatchCreateRequest {
-    watcher
-        .create
-        .to_wire(watcher.id, watcher.through.saturating_add(1))
-}
-
 /// Allocator of watcher ids, by etcd's rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ids {
@@ -357,47 +341,5 @@ mod tests {
         );
         taken.remove(&1);
         assert_eq!(allocate(1, &mut taken), Some(1), "but a client may choose it");
-    }
-
-    fn carried(id: i64, through: i64) -> Carried {
-        Carried {
-            id,
-            create: Create {
-                key: "k".into(),
-                range_end: "l".into(),
-                ..Create::default()
-            },
-            through,
-            quiet_since: None,
-        }
-    }
-
-    #[test]
-    fn watcher_zero_is_created_first_and_every_start_follows_what_was_sent() {
-        let watchers = [carried(7, 40), carried(0, 41), carried(3, i64::MAX)];
-        let creates = creates(watchers.iter());
-        let ids: Vec<_> = creates
-            .iter()
-            .map(|(id, create)| (*id, create.watch_id))
-            .collect();
-        assert_eq!(ids, [(0, 0), (3, 3), (7, 7)]);
-        let starts: Vec<_> = creates.iter().map(|(_, create)| create.start_revision).collect();
-        assert_eq!(starts, [42, i64::MAX, 41]);
-    }
-
-    #[test]
-    fn created_again_with_the_same_options() {
-        let mut watcher = carried(7, 40);
-        watcher.create.options = Options {
-            progress_notify: true,
-            prev_kv: true,
-            fragment: true,
-            no_put: true,
-            no_delete: true,
-        };
-        let (_, create) = creates([watcher].iter()).pop().unwrap();
-        assert_eq!((&create.key[..], &create.range_end[..]), (&b"k"[..], &b"l"[..]));
-        assert_eq!(create.filters, [0, 1]);
-        assert!(create.progress_notify && create.prev_kv && create.fragment);
     }
 }

@@ -6,12 +6,12 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "21-handover-at-p",
         what: "etcd continues a watcher with a revision that memory has sent",
-        test: "--lib proxy::watch::request",
+        test: "--lib proxy::watch::relay",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
-            item: "continue_after",
-            find: ".to_wire(watcher.id, watcher.through.saturating_add(1))",
-            replace: ".to_wire(watcher.id, watcher.through)",
+            item: "Relay::creates",
+            find: ".to_wire(id, watcher.fence.saturating_add(1))",
+            replace: ".to_wire(id, watcher.fence)",
         }],
     },
     Bug {
@@ -90,12 +90,12 @@ ChangeKind::Delete => !options.no_delete,
     Bug {
         name: "27-handover-skips-a-revision",
         what: "etcd continues a watcher one revision too late",
-        test: "--lib proxy::watch::request",
+        test: "--lib proxy::watch::relay",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
-            item: "continue_after",
-            find: ".to_wire(watcher.id, watcher.through.saturating_add(1))",
-            replace: ".to_wire(watcher.id, watcher.through.saturating_add(2))",
+            item: "Relay::creates",
+            find: ".to_wire(id, watcher.fence.saturating_add(1))",
+            replace: ".to_wire(id, watcher.fence.saturating_add(2))",
         }],
     },
     Bug {
@@ -226,7 +226,7 @@ match freshness.authorize(&authorization, deadline).await {
             find: "} else if self.is_barrier(head.revision) {",
             replace: "
 } else if self.is_barrier(head.revision) {
-    self.awaits_barrier = false;
+    self.mode = Mode::Tapped;
 ",
         }],
     },
@@ -358,8 +358,8 @@ if waits {
         shows: "panicked",
         changes: &[Change {
             item: "Relay::request",
-            find: "self.ids_may_differ |= !self.has_all_creates && matches!(request, WatchRequest::Cancel(_));",
-            replace: "self.ids_may_differ |= self.has_all_creates && matches!(request, WatchRequest::Cancel(_));",
+            find: "if matches!(request, WatchRequest::Cancel(_)) {",
+            replace: "if matches!(request, WatchRequest::Progress) {",
         }],
     },
     Bug {
@@ -380,8 +380,8 @@ if waits {
         shows: "panicked",
         changes: &[Change {
             item: "Relay::chooses_expected_id",
-            find: "false => self.has_all_creates || self.cancels.is_empty() && self.next_id().is_some_and(is_lowest),",
-            replace: "false => self.has_all_creates || self.next_id().is_some_and(is_lowest),",
+            find: "self.has_all_creates || self.cancels.is_empty() && self.next_id().is_some_and(is_lowest)",
+            replace: "self.has_all_creates || self.next_id().is_some_and(is_lowest)",
         }],
     },
     Bug {

@@ -7,7 +7,7 @@ use arbitrary::{Arbitrary, Unstructured};
 
 use super::etcd::{Etcd, Response};
 use crate::proxy::watch::relay::{Relay, RelayAction};
-use crate::proxy::watch::request::{Carried, Create, Ids, NO_WATCHER, Options, WatchRequest, creates};
+use crate::proxy::watch::request::{Carried, Create, Ids, NO_WATCHER, Options, WatchRequest};
 
 #[derive(Arbitrary, Debug)]
 struct Begin {
@@ -115,13 +115,14 @@ impl Run {
                 quiet_since: None,
             });
         }
-        for (_, create) in creates(carried.iter()) {
-            etcd.create(&create, true);
-        }
         let shown = client.through.values().copied().max().unwrap_or(0);
         client.progress = shown;
+        let relay = Relay::new(ids, carried, BTreeSet::new(), shown);
+        for create in relay.creates() {
+            etcd.create(&create, true);
+        }
         Run {
-            relay: Relay::new(ids, carried, BTreeSet::new(), shown),
+            relay,
             client,
             etcd,
             fragment: begin.fragment,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Pending, Relay, Relayed};
+use super::{Mode, Relay, Relayed};
 use crate::proxy::watch::request::{Carried, Create, Ids};
 
 /// Watchers and open requests of a stream that has left etcd.
@@ -22,10 +22,9 @@ impl Relay {
     pub(in crate::proxy::watch) fn may_return(&self, can_serve: impl Fn(&Create) -> bool) -> bool {
         let mut watchers = self.watchers.values();
         self.fragment.is_none()
-            && !self.is_pinned
+            && self.mode == Mode::Tapped
             && self.pending.is_empty()
             && self.cancels.is_empty()
-            && !self.awaits_barrier
             && !self.watchers.is_empty()
             && watchers.all(|watcher| !watcher.is_compacted && can_serve(&watcher.create))
     }
@@ -33,19 +32,17 @@ impl Relay {
     /// Records that a progress request is sent to etcd in order to return. Requests of the client wait until the
     /// barrier, or [`Relay::stay`].
     pub(in crate::proxy::watch) fn await_barrier(&mut self) {
-        self.awaits_barrier = true;
+        self.mode = Mode::AwaitsBarrier;
         self.unanswered_progress = self.unanswered_progress.saturating_add(1);
     }
 
-    /// Gives up the return; a response that still comes is dropped unless the client is owed one.
+    /// Ends the wait for a barrier: it was read to its end, and is handled now, or the return is given up, and a response that still
+    /// comes is dropped unless the client is owed one. Until then a request of the client would reach etcd behind the barrier, and be
+    /// lost with etcd's stream.
     pub(in crate::proxy::watch) fn stay(&mut self) {
-        self.awaits_barrier = false;
-    }
-
-    /// Records that the barrier was read to its end, and is handled now. Until then a request of the client would reach
-    /// etcd behind the barrier, and be lost with etcd's stream.
-    pub(in crate::proxy::watch) fn reach_barrier(&mut self) {
-        self.awaits_barrier = false;
+        if self.mode == Mode::AwaitsBarrier {
+            self.mode = Mode::Tapped;
+        }
     }
 
     /// Watchers at the barrier of `revision`, for memory.
@@ -80,7 +77,7 @@ impl Relay {
     /// Gives up etcd's stream if every watcher is memory's, and so none is lost with it; otherwise returns `None`.
     pub(in crate::proxy::watch) fn abandon(&mut self) -> Option<Abandoned> {
         let is_from_memory = |watcher: &Relayed| watcher.is_from_memory && !watcher.is_compacted;
-        if self.is_pinned || !self.watchers.values().all(is_from_memory) {
+        if self.is_pinned() || !self.watchers.values().all(is_from_memory) {
             return None;
         }
         let mut abandoned = Abandoned::default();
@@ -89,9 +86,9 @@ impl Relay {
             abandoned.watchers.push((id, watcher.create));
         }
         for pending in std::mem::take(&mut self.pending) {
-            match pending {
-                Pending::Carried(watcher) => abandoned.watchers.push((watcher.id, watcher.create)),
-                Pending::Client(create, _) => abandoned.unanswered = Some(create),
+            match pending.carried {
+                Some(id) => abandoned.watchers.push((id, pending.watcher.create)),
+                None => abandoned.unanswered = Some(pending.watcher.create),
             }
         }
         abandoned.cancelled = std::mem::take(&mut self.cancels);

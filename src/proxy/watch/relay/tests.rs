@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::proxy::watch::request::{Options, creates};
+use crate::proxy::watch::request::Options;
 
 fn create(watch_id: i64, start_revision: i64) -> Create {
     Create {
@@ -58,8 +58,9 @@ fn progress(revision: i64) -> Head {
 /// Two watchers from memory, 0 with everything up to 40 and 7 up to 45, which etcd has created again.
 fn relay() -> Relay {
     let watchers = vec![carried(7, 45), carried(0, 40)];
-    let order: Vec<_> = creates(watchers.iter()).into_iter().map(|(id, _)| id).collect();
     let mut relay = Relay::new(Ids::default(), watchers, BTreeSet::new(), 45);
+    let creates = relay.creates().into_iter();
+    let order: Vec<_> = creates.map(|create| create.watch_id).collect();
     for id in order {
         assert!(!relay.accepts_request());
         assert_eq!(
@@ -191,7 +192,7 @@ fn stream_returns_at_a_barrier() {
         }
     );
     assert!(!relay.accepts_request(), "requests wait for what follows");
-    relay.reach_barrier();
+    relay.stay();
     assert!(relay.accepts_request());
     let through: Vec<_> = relay
         .carried(60)
@@ -258,7 +259,7 @@ fn owed_progress_is_passed_at_the_barrier_too() {
         !relay.accepts_request(),
         "a create would be lost with etcd's stream if it were sent before the client has the progress"
     );
-    relay.reach_barrier();
+    relay.stay();
     assert_eq!(
         relay.response(&progress(61)),
         RelayAction::Drop,
@@ -611,4 +612,32 @@ fn watcher_returns_with_the_time_of_what_the_client_got_last() {
     assert_eq!(quiet_since(&relay), [Some(at(4))], "nothing was sent at etcd");
     relay.record_sent(0, at(5));
     assert_eq!(quiet_since(&relay), [Some(at(5))]);
+}
+
+#[test]
+fn watcher_zero_is_created_first_and_every_start_follows_what_was_sent() {
+    let watchers = vec![carried(7, 40), carried(0, 41), carried(3, i64::MAX)];
+    let creates = Relay::new(Ids::default(), watchers, BTreeSet::new(), 0).creates();
+    let ids: Vec<_> = creates.iter().map(|create| create.watch_id).collect();
+    assert_eq!(ids, [0, 3, 7]);
+    let starts: Vec<_> = creates.iter().map(|create| create.start_revision).collect();
+    assert_eq!(starts, [42, i64::MAX, 41]);
+}
+
+#[test]
+fn watcher_is_created_again_with_the_same_options() {
+    let mut watcher = carried(7, 40);
+    watcher.create.range_end = "l".into();
+    watcher.create.options = Options {
+        progress_notify: true,
+        prev_kv: true,
+        fragment: true,
+        no_put: true,
+        no_delete: true,
+    };
+    let mut creates = Relay::new(Ids::default(), vec![watcher], BTreeSet::new(), 0).creates();
+    let create = creates.pop().unwrap();
+    assert_eq!((&create.key[..], &create.range_end[..]), (&b"k"[..], &b"l"[..]));
+    assert_eq!(create.filters, [0, 1]);
+    assert!(create.progress_notify && create.prev_kv && create.fragment);
 }
