@@ -61,9 +61,8 @@ impl Downstream {
         arrived: Instant,
     ) -> Downstream {
         let proxy = &stream.client.proxy;
-        let expires = stream
-            .timeout
-            .map(|timeout| tokio::time::sleep_until(arrived + timeout));
+        let timeout = stream.metadata.timeout;
+        let expires = timeout.map(|timeout| tokio::time::sleep_until(arrived + timeout));
         Downstream {
             open: proxy.telemetry.metrics.watches.open_memory(),
             stop: StopSignal::new(Method::Watch, &proxy.forward.drain),

@@ -24,7 +24,7 @@ use rangecache_mirror::lineage::History;
 
 impl Session {
     /// Lets etcd continue a stream that memory cannot serve any longer, at once or when the mirrors have what they must have.
-    pub(super) fn leave(&mut self, leave: Leave) {
+    pub(super) fn leave_memory(&mut self, leave: Leave) {
         match (self.leaving.take(), self.awaited()) {
             // Without a request the mirror has been dropped, and will not reach it.
             (None, Some(awaited)) if leave.create.is_some() => {
@@ -150,7 +150,7 @@ mod tests {
             reason: Reason::Auth,
             create,
         }));
-        session.leave(Reason::FeedLost.into());
+        session.leave_memory(Reason::FeedLost.into());
         assert!(session.etcd.is_some() && session.leaving.is_none());
         assert_eq!(session.down.unsent, [WatchRequest::Create(Create::default())]);
     }

@@ -43,6 +43,8 @@ pub(super) struct Session {
     pub(super) down: Downstream,
     /// etcd's call, while etcd serves the stream. There are no watchers in memory then.
     pub(super) etcd: Option<Box<EtcdStream>>,
+    /// Why etcd has to continue the stream, from the next moment on.
+    pub(super) leave: Option<Leave>,
     /// The wait of a stream that leaves memory.
     pub(super) leaving: Option<Leaving>,
     pub(super) watchers: Watchers,
@@ -140,6 +142,7 @@ impl Session {
         Session {
             down,
             etcd: None,
+            leave: None,
             leaving: None,
             watchers: Watchers::default(),
             starting: None,
@@ -152,28 +155,28 @@ impl Session {
         }
     }
 
-    /// Lets memory serve the stream's requests and watchers, until there is something to send. While the stream is leaving, it takes
-    /// no requests, and leaves once its mirrors have what they must have.
-    ///
-    /// # Errors
-    /// Why etcd has to continue the stream.
-    pub(super) fn poll_memory(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Leave> {
+    /// Lets memory serve the stream's requests and watchers, until there is something to send, or etcd has to continue the stream.
+    /// While it is leaving, it takes no requests, and leaves once its mirrors have what they must have.
+    pub(super) fn poll_memory(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.progress.poll_requested(&mut self.down, &self.watchers, cx);
-        self.poll_requests(cx)?;
-        if !self.down.has_output() {
-            self.poll_events(cx)?;
+        self.poll_requests(cx);
+        if !self.has_output() {
+            self.poll_events(cx);
         }
-        let is_idle = self.message.is_none()
-            && !self.down.has_output()
-            && !self.progress.poll_requested(&mut self.down, &self.watchers, cx);
+        let is_idle = !self.has_output() && !self.progress.poll_requested(&mut self.down, &self.watchers, cx);
         if is_idle {
             self.progress
                 .poll_periodic(&mut self.down, &mut self.watchers, cx);
         }
-        Ok(match is_idle && !self.down.has_output() {
+        match is_idle && !self.has_output() {
             true => Poll::Pending,
             false => Poll::Ready(()),
-        })
+        }
+    }
+
+    /// Whether there is something to send, or etcd has to continue the stream.
+    fn has_output(&self) -> bool {
+        self.message.is_some() || self.leave.is_some() || self.down.has_output()
     }
 
     /// Forgets what memory has of the stream but for its watchers, which etcd continues; returns them.
@@ -201,67 +204,67 @@ impl Session {
     /// lost its feed: as long as a watch lives, a rangecache takes its memory for that of the etcd behind it.
     pub(super) fn ended_by_etcd(&self) -> Option<Status> {
         let has_none = |watcher: &Watcher| watcher.reader.has_no_leader();
-        if self.down.stream.require_leader && self.watchers.all().any(has_none) {
+        if self.down.stream.metadata.require_leader && self.watchers.all().any(has_none) {
             return Some(Status::NoLeader);
         }
         let is_without_feed = |watcher: &Watcher| watcher.reader.is_without_feed();
-        let ends = self.down.stream.is_feed && self.watchers.all().any(is_without_feed);
+        let ends = self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);
         ends.then_some(Status::MirrorBehind)
     }
 
     /// Handles the requests that have arrived, until there is something to send.
-    fn poll_requests(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
-        for _ in 0..MAX_STEPS {
-            if self.down.has_output() || self.poll_request(cx)?.is_pending() {
-                return Ok(());
-            }
+    fn poll_requests(&mut self, cx: &mut Context<'_>) {
+        let mut steps = 0;
+        while !self.has_output() && steps < MAX_STEPS && self.poll_request(cx) {
+            steps += 1;
         }
-        cx.waker().wake_by_ref();
-        Ok(())
+        if steps == MAX_STEPS {
+            cx.waker().wake_by_ref();
+        }
     }
 
-    /// Handles the next request, or what the one before has to wait for.
-    fn poll_request(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, Leave> {
+    /// Handles the next request, or what it has to wait for; returns whether there was any.
+    fn poll_request(&mut self, cx: &mut Context<'_>) -> bool {
         // A progress request is answered before the next request, as etcd does.
-        let mut waits = self.progress.requested.is_some();
-        if !waits && let Some(mut leaving) = self.leaving.take() {
-            let is_late = leaving.expires.as_mut().poll(cx).is_ready();
-            let reason = leaving.leave.reason;
-            self.leaving = Some(leaving);
-            if is_late || self.awaited().is_none() {
-                return Err(reason.into());
-            }
-            waits = true;
-        }
-        if !waits && let Some(mut starting) = self.starting.take() {
-            if let Poll::Ready(answer) = starting.answering.as_mut().poll(cx) {
-                return self
-                    .answered(starting.create, answer, starting.is_etcds)
-                    .map(Poll::Ready);
-            }
-            self.starting = Some(starting);
-            waits = true;
-        }
-        if waits {
+        if self.progress.requested.is_some() || self.leaving.is_some() || self.starting.is_some() {
             self.down.requests.read_ahead(cx);
-            return Ok(Poll::Pending);
+            return self.progress.requested.is_none() && self.poll_awaited(cx);
         }
         match self.down.next_request(cx) {
-            None => Ok(Poll::Pending),
-            Some(Ok(request)) => self.handle(request).map(Poll::Ready),
-            Some(Err(_)) => Err(Reason::Undecodable.into()),
+            Some(Ok(request)) => self.handle(request),
+            Some(Err(_)) => self.leave = Some(Reason::Undecodable.into()),
+            None => return false,
         }
+        true
     }
 
-    fn handle(&mut self, request: WatchRequest) -> Result<(), Leave> {
+    /// Whether the stream need not wait any longer before it leaves, or has the answer to a create request.
+    fn poll_awaited(&mut self, cx: &mut Context<'_>) -> bool {
+        if let Some(leaving) = &mut self.leaving {
+            let is_late = leaving.expires.as_mut().poll(cx).is_ready();
+            let reason = leaving.leave.reason;
+            let leaves = is_late || self.awaited().is_none();
+            self.leave = leaves.then(|| reason.into());
+            return leaves;
+        }
+        let answering = self.starting.as_mut().map(|starting| starting.answering.as_mut());
+        if let Some(Poll::Ready(answer)) = answering.map(|answering| answering.poll(cx))
+            && let Some(starting) = self.starting.take()
+        {
+            self.answered(starting.create, answer, starting.is_etcds);
+            return true;
+        }
+        false
+    }
+
+    fn handle(&mut self, request: WatchRequest) {
         self.compare_histories();
         match request {
-            WatchRequest::Create(create) => return self.create(create),
+            WatchRequest::Create(create) => self.create(create),
             WatchRequest::Cancel(id) => self.cancel(id),
             WatchRequest::Progress => self.request_progress(),
             WatchRequest::Nothing => {}
         }
-        Ok(())
     }
 
     /// Takes up a progress request of the client.
@@ -270,14 +273,14 @@ impl Session {
     }
 
     /// Begins to create a watcher.
-    fn create(&mut self, create: Create) -> Result<(), Leave> {
+    fn create(&mut self, create: Create) {
         let is_taken = create.watch_id != 0
             && (self.watchers.contains(create.watch_id) || self.down.is_cancelled(create.watch_id));
         match self.down.stream.plan(&create, is_taken) {
-            Err(not_served) => return self.answered(create, Err(not_served), false),
+            Err(not_served) => self.answered(create, Err(not_served), false),
             Ok(_) if !self.down.bytes.has_room_for_watcher(&create) => {
                 self.down.bytes.record_refusal();
-                return Err(Leave::with(Reason::OverBudget, create));
+                self.leave = Some(Leave::with(Reason::OverBudget, create));
             }
             Ok(place) => {
                 self.starting = Some(Starting {
@@ -287,12 +290,11 @@ impl Session {
                 });
             }
         }
-        Ok(())
     }
 
     /// Answers `create`, or lets etcd do so. If the caller's rights count, etcd first gets the request alone: what it refuses must
     /// not make the other watchers depend again on a token that may have expired since. `is_etcds` says that it has had it.
-    pub(super) fn answered(&mut self, create: Create, answer: Answer, is_etcds: bool) -> Result<(), Leave> {
+    pub(super) fn answered(&mut self, create: Create, answer: Answer, is_etcds: bool) {
         let history = self.compare_histories();
         match answer {
             // History was replaced a moment ago: the watcher begins again in the new one.
@@ -308,10 +310,9 @@ impl Session {
                     is_etcds: true,
                 });
             }
-            Err(NotServed::Etcd(reason)) => return Err(Leave::with(reason, create)),
+            Err(NotServed::Etcd(reason)) => self.leave = Some(Leave::with(reason, create)),
             Err(NotServed::End(status)) => self.down.end_with(&status),
         }
-        Ok(())
     }
 
     /// Create request whose watcher is being started, for etcd.
@@ -381,25 +382,25 @@ impl Session {
     }
 
     /// Takes events of the next watcher that has any, or handles its end.
-    fn poll_events(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
+    fn poll_events(&mut self, cx: &mut Context<'_>) {
         match self.down.bytes.poll_room(cx) {
-            Poll::Pending => return Ok(()),
-            Poll::Ready(Err(_)) => return Err(Reason::OverBudget.into()),
-            Poll::Ready(Ok(())) => {}
+            Poll::Pending => {}
+            Poll::Ready(Err(_)) => self.leave = Some(Reason::OverBudget.into()),
+            Poll::Ready(Ok(())) => {
+                self.take_events(cx);
+                if self.message.is_none() {
+                    self.down.bytes.release_room();
+                }
+            }
         }
-        let taken = self.take_events(cx);
-        if self.message.is_none() {
-            self.down.bytes.release_room();
-        }
-        taken
     }
 
-    fn take_events(&mut self, cx: &mut Context<'_>) -> Result<(), Leave> {
+    fn take_events(&mut self, cx: &mut Context<'_>) {
         let awaits_feed = self.awaits_feed(cx);
         for _ in 0..MAX_STEPS {
             let next = self.next_turn(awaits_feed);
             let Some((id, watcher)) = next.and_then(|id| Some((id, self.watchers.get_mut(id)?))) else {
-                return Ok(());
+                return;
             };
             self.last_turn = id;
             let max_events = match self.progress.requested {
@@ -412,17 +413,14 @@ impl Session {
                 Taken::Nothing { .. } => {}
                 // Polled again, so that the room wakes the stream.
                 Taken::Refused => break,
-                Taken::Ended(ended) => return self.ended(id, ended),
-                Taken::Events(picked) => {
-                    self.message = self.message_of(id, picked);
-                    if self.message.is_some() {
-                        return Ok(());
-                    }
-                }
+                Taken::Ended(ended) => self.ended(id, ended),
+                Taken::Events(picked) => self.message = self.message_of(id, picked),
+            }
+            if self.has_output() {
+                return;
             }
         }
         cx.waker().wake_by_ref();
-        Ok(())
     }
 
     /// Message with the events that the watcher `id` has taken; `None` if it gets none of them, or their history was replaced.
@@ -501,27 +499,29 @@ impl Session {
     }
 
     /// Handles the end of a watcher's events.
-    fn ended(&mut self, id: i64, ended: ReaderEnd) -> Result<(), Leave> {
+    fn ended(&mut self, id: i64, ended: ReaderEnd) {
         let watcher = self.watchers.get(id);
         let next = watcher.map_or(0, |watcher| watcher.reader.covered() + 1);
-        match ended {
+        let reason = match ended {
             ReaderEnd::Compacted { compact_revision } if next < compact_revision => {
-                self.cancel_compacted(id, compact_revision, "compacted");
+                return self.cancel_compacted(id, compact_revision, "compacted");
             }
-            ReaderEnd::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),
-            ReaderEnd::Compacted { .. } => return Err(Reason::Loading.into()),
-            ReaderEnd::Trimmed => return Err(Reason::NotFresh.into()),
+            ReaderEnd::Replaced { revision } => {
+                return self.cancel_compacted(id, revision.max(1), "replaced");
+            }
             // Its client can use another endpoint.
-            ReaderEnd::FeedLost => self.down.interrupt(Reason::FeedLost),
+            ReaderEnd::FeedLost => return self.down.interrupt(Reason::FeedLost),
+            ReaderEnd::Compacted { .. } => Reason::Loading,
+            ReaderEnd::Trimmed => Reason::NotFresh,
             ReaderEnd::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
-                return Err(match reason {
-                    Reason::ForwardAll | Reason::NotMirrored => reason.into(),
-                    _ => Reason::Loading.into(),
-                });
+                match reason {
+                    Reason::ForwardAll | Reason::NotMirrored => reason,
+                    _ => Reason::Loading,
+                }
             }
-        }
-        Ok(())
+        };
+        self.leave = Some(reason.into());
     }
 
     fn cancel_compacted(&mut self, id: i64, revision: i64, reason: &'static str) {
@@ -590,8 +590,11 @@ mod tests {
         Session::new(downstream(scene, &[], messages))
     }
 
-    fn poll(session: &mut Session) -> Result<Poll<()>, Leave> {
-        session.poll_memory(&mut Context::from_waker(Waker::noop()))
+    /// Why etcd has to continue the stream, once it is polled.
+    fn poll(session: &mut Session) -> Option<Leave> {
+        let polled = session.poll_memory(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(polled.is_ready(), session.has_output());
+        session.leave.take()
     }
 
     #[tokio::test]
@@ -599,18 +602,18 @@ mod tests {
         let scene = Scene::new(&[]);
         scene.switch_auth_off();
         let mut session = session(&scene, [create(5), cancel(9)].concat());
-        let leave = poll(&mut session).unwrap_err();
+        let leave = poll(&mut session).unwrap();
         assert_eq!(leave.create.map(|create| create.watch_id), Some(5));
         assert!(!session.down.has_output(), "it is not answered");
         // The requests behind it are still there.
-        assert!(poll(&mut session).unwrap().is_pending());
+        assert!(poll(&mut session).is_none());
         assert!(!session.down.has_output(), "nor is a cancel of no watcher");
     }
 
     #[tokio::test]
     async fn message_that_is_not_understood_is_etcds_to_answer() {
         let scene = Scene::new(&[]);
-        let leave = poll(&mut session(&scene, &b"\0\0\0\0\x02\xff\xff"[..])).unwrap_err();
+        let leave = poll(&mut session(&scene, &b"\0\0\0\0\x02\xff\xff"[..])).unwrap();
         assert_eq!(leave.reason, Reason::Undecodable);
         assert!(leave.create.is_none());
     }
@@ -645,7 +648,7 @@ mod tests {
         let scene = Scene::new(&[]);
         let mut session = session(&scene, create(5));
         session.leaving = Some(Leaving::new(Reason::FeedLost.into()));
-        let left = poll(&mut session).unwrap_err();
+        let left = poll(&mut session).unwrap();
         assert_eq!(left.reason, Reason::FeedLost, "no mirror has to reach anything");
         assert!(left.create.is_none());
     }

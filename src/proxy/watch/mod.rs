@@ -17,7 +17,6 @@
 //! | `etcd` | the stream while etcd serves it |
 //! | `etcd_stream` | the call to etcd that continues a stream |
 //! | `relay` | which of etcd's responses reach the client; a pure state machine |
-//! | `relay/returning` | how a relayed stream comes back to memory |
 //! | `tap` | the beginnings of etcd's responses |
 //! | `returning` | attempts of a stream to return to memory |
 //! | `handover` | the ways from one source to the other: the states of a stream |
@@ -89,14 +88,14 @@ pub(super) async fn watch(
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
+    let content_type = metadata.content_type.clone();
     let mut stream = StreamContext::new(
         client,
         &parts.headers,
-        &metadata,
+        metadata,
         CallProtocol::Grpc,
         record.create_spans(),
     );
-    let content_type = metadata.content_type;
     let (create, answer) = stream.first_create(&mut requests, record).await;
     if let Err(NotServed::Etcd(reason)) = answer
         // A server that is not etcd has watcher ids of its own.

@@ -1,7 +1,7 @@
 //! Receives the messages of a client's Watch stream, as they arrive.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -56,10 +56,7 @@ impl Requests {
     pub(super) fn new(body: Incoming, timeout: Duration) -> Requests {
         Requests {
             body: Some(body),
-            arrival: WakeGated::new(),
-            buffer: BytesMut::new(),
-            timeout,
-            late: None,
+            ..Requests::of_message(Bytes::new(), timeout)
         }
     }
 
@@ -194,14 +191,8 @@ impl Requests {
             if self.body.is_none() {
                 return Poll::Ready(None);
             }
-            match self.poll_body(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => self.buffer = data.into(),
-                    Err(_) => self.body = None,
-                },
-                Poll::Ready(None | Some(Err(_))) => self.body = None,
-            }
+            let frame = ready!(self.poll_body(cx));
+            self.received(frame);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Body of a Watch stream's response, whichever source serves it.
 
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http_body::Frame;
 use tokio::time::Instant;
@@ -31,7 +31,8 @@ impl Session {
         requests.consume();
         let mut session = Session::new(Downstream::new(stream, requests, bytes, arrived));
         // Memory may serve the stream once the reason has passed.
-        if let Err(leave) = session.answered(create, answer, true) {
+        session.answered(create, answer, true);
+        if let Some(leave) = session.leave.take() {
             let history = session.down.mirrors().cluster_state.current();
             session.down.handle_first(leave.create);
             session.open_etcd(leave.reason, history);
@@ -47,13 +48,11 @@ impl Session {
             }
             let polled = match self.etcd {
                 Some(_) => self.poll_etcd(cx),
-                None => self.poll_memory(cx).unwrap_or_else(|why| {
-                    self.leave(why);
-                    Poll::Ready(())
-                }),
+                None => self.poll_memory(cx),
             };
-            if polled.is_pending() {
-                return Poll::Pending;
+            ready!(polled);
+            if let Some(leave) = self.leave.take() {
+                self.leave_memory(leave);
             }
         }
     }

@@ -1,7 +1,6 @@
 //! A Watch stream as far as it does not change, and the plans of its create requests.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::HeaderMap;
 use http::request::Parts;
@@ -28,14 +27,8 @@ pub(super) struct StreamContext {
     pub(super) signal: Arc<Signal>,
     /// Head of the client's request, as far as etcd gets it: for a call to etcd that continues the stream.
     pub(super) parts: Parts,
-    pub(super) has_credentials: bool,
+    pub(super) metadata: CallMetadata,
     by: CallProtocol,
-    /// The client's `grpc-timeout`.
-    pub(super) timeout: Option<Duration>,
-    /// The client asked for a member that has a leader.
-    pub(super) require_leader: bool,
-    /// Another rangecache follows this one by the stream.
-    pub(super) is_feed: bool,
     /// Spans of its create requests, if the stream is traced.
     pub(super) spans: Option<Box<CreateSpans>>,
 }
@@ -45,7 +38,7 @@ impl StreamContext {
     pub(super) fn new(
         client: &Arc<Client>,
         headers: &HeaderMap,
-        metadata: &CallMetadata,
+        metadata: CallMetadata,
         by: CallProtocol,
         spans: Option<Box<CreateSpans>>,
     ) -> StreamContext {
@@ -53,11 +46,8 @@ impl StreamContext {
             client: Arc::clone(client),
             parts: kept_head(WATCH, headers),
             signal: Arc::new(Signal::new(client.account.number())),
-            has_credentials: metadata.has_credentials,
+            metadata,
             by,
-            require_leader: metadata.require_leader,
-            is_feed: metadata.is_feed,
-            timeout: metadata.timeout,
             spans,
         }
     }
@@ -71,12 +61,13 @@ impl StreamContext {
         let position = mirrors.position_holding(&create.interval());
         let mirror = position.and_then(|position| mirrors.at(position));
         let (auth, upstream) = (mirrors.cluster_state.auth(), &self.client.proxy.forward.upstream);
+        let has_credentials = self.metadata.has_credentials;
         let inputs = CreatePlanInputs {
             is_id_taken,
             auth,
             has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
-            is_identified: auth != Auth::On || self.client.identifies(self.has_credentials, self.by),
-            has_credentials: self.has_credentials,
+            is_identified: auth != Auth::On || self.client.identifies(has_credentials, self.by),
+            has_credentials,
             mirror: position.filter(|_| mirror.is_some()),
             out_of_service: mirror.and_then(|mirror| mirror.revision().err()),
             is_checked: mirrors.cluster_state.identity().is_some(),
@@ -126,7 +117,7 @@ impl StreamContext {
 
     /// Whether etcd decides about the caller's rights.
     pub(super) fn needs_right(&self) -> bool {
-        self.has_credentials || self.client.proxy.mirrors.cluster_state.auth() != Auth::Off
+        self.metadata.has_credentials || self.client.proxy.mirrors.cluster_state.auth() != Auth::Off
     }
 
     /// Metadata by which etcd authorizes the caller at `place`, if it has to.

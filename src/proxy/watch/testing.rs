@@ -32,7 +32,7 @@ pub(super) fn downstream(
 ) -> Downstream {
     let (client, headers) = (scene.client(), headers(more));
     let metadata = CallMetadata::from_headers(&headers).unwrap();
-    let stream = StreamContext::new(&client, &headers, &metadata, CallProtocol::Grpc, None);
+    let stream = StreamContext::new(&client, &headers, metadata, CallProtocol::Grpc, None);
     let timeout = scene.proxy.request_timeout;
     let requests = Requests::of_message(messages.into(), timeout);
     let bytes = StreamBytes::begin(&scene.proxy.watch_budgets).unwrap();

@@ -36,7 +36,7 @@ pub(super) const BUGS: &[Bug] = &[
                 find: "let message = self.message.as_mut()?;",
                 replace: "
 if self.message.as_ref().is_some_and(EventMessages::is_between_fragments) {
-    let _ = self.poll_requests(&mut Context::from_waker(std::task::Waker::noop()));
+    self.poll_request(&mut Context::from_waker(std::task::Waker::noop()));
     if let Some(response) = self.down.control.pop_front() {
         return Some(response);
     }
@@ -154,8 +154,11 @@ ChangeKind::Delete => !options.no_delete,
         shows: "every watch ends: not within",
         changes: &[Change {
             item: "Session::ended",
-            find: r#"ReaderEnd::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),"#,
-            replace: "ReaderEnd::Replaced { .. } => self.down.interrupt(Reason::Loading),",
+            find: r#"return self.cancel_compacted(id, revision.max(1), "replaced");"#,
+            replace: "
+let _ = revision;
+return self.down.interrupt(Reason::Loading);
+",
         }],
     },
     Bug {
@@ -236,7 +239,7 @@ match freshness.authorize(&authorization, deadline).await {
         test: "--test simulation -- --ignored --exact --nocapture chosen_seeds",
         shows: "time stands still",
         changes: &[Change {
-            item: "Session::leave",
+            item: "Session::leave_memory",
             find: "match (self.leaving.take(), self.awaited()) {",
             replace: "
 let earlier = self.leaving.take().and_then(|leaving| leaving.leave.create);
@@ -267,15 +270,11 @@ let least = starts.fold(down.last_event.max(down.reported), i64::max);
         changes: &[
             Change {
                 item: "Session::poll_request",
-                find: "
-if waits {
-    self.down.requests.read_ahead(cx);
-",
+                find: "self.down.requests.read_ahead(cx);",
                 replace: "
-if waits {
-    if self.progress.requested.is_none() {
-        self.down.requests.read_ahead(cx);
-    }
+if self.progress.requested.is_none() {
+    self.down.requests.read_ahead(cx);
+}
 ",
             },
             Change {
@@ -417,8 +416,8 @@ if self.watchers.unproven().is_some() {
         shows: "stale",
         changes: &[Change {
             item: "Session::ended_by_etcd",
-            find: "let ends = self.down.stream.is_feed && self.watchers.all().any(is_without_feed);",
-            replace: "let ends = !self.down.stream.is_feed && self.watchers.all().any(is_without_feed);",
+            find: "let ends = self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);",
+            replace: "let ends = !self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);",
         }],
     },
     Bug {

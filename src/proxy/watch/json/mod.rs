@@ -80,7 +80,7 @@ async fn serve(
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
     let spans = record.create_spans();
-    let stream = StreamContext::new(client, &headers, &metadata, CallProtocol::Json, spans);
+    let stream = StreamContext::new(client, &headers, metadata, CallProtocol::Json, spans);
     let mut requests = Requests::of_message(message, proxy.request_timeout);
     let (create, answer) = stream.first_create(&mut requests, record).await;
     match answer {
