@@ -23,7 +23,6 @@ use rangecache_mirror::Mirrors;
 use rangecache_upstream::BoxError;
 
 /// The client's side of one stream.
-#[derive(Debug)]
 pub(super) struct Downstream {
     pub(super) stream: StreamContext,
     stop: Option<StopSignal>,

@@ -1,6 +1,5 @@
 //! The call to etcd of a stream that memory cannot serve, or cannot serve yet.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -88,14 +87,6 @@ pub(super) enum StreamStep {
     Replaced,
     /// The stream ends with these trailers, or breaks off within a message.
     End(Result<HeaderMap, BoxError>),
-}
-
-impl fmt::Debug for EtcdStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdStream")
-            .field("relay", &self.relay)
-            .finish_non_exhaustive()
-    }
 }
 
 impl EtcdStream {

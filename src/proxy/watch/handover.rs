@@ -13,14 +13,18 @@
 //! ```
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::etcd_stream::EtcdStream;
-use super::memory::{Leave, Leaving, Session};
+use super::memory::{Leave, Session};
 use super::relay::Relay;
 use super::returning::Joined;
 use super::watchers::Watcher;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::History;
+
+/// Longest wait for a mirror that is behind etcd's compaction, or behind a watcher, before the stream leaves memory.
+const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Session {
     /// Lets etcd continue a stream that memory cannot serve any longer, at once or when the mirrors have what they must have.
@@ -29,10 +33,10 @@ impl Session {
             // Without a request the mirror has been dropped, and will not reach it.
             (None, Some(awaited)) if leave.create.is_some() => {
                 self.watchers.want(&self.down.stream, awaited, |_| true);
-                self.leaving = Some(Leaving::new(leave));
+                self.leaving = Some((leave, Box::pin(tokio::time::sleep(MIRROR_TIMEOUT))));
             }
             (leaving, _) => {
-                let earlier = leaving.and_then(|leaving| leaving.leave.create);
+                let earlier = leaving.and_then(|(leave, _)| leave.create);
                 self.hand_over(Leave {
                     create: leave.create.or(earlier),
                     ..leave
@@ -145,12 +149,10 @@ mod tests {
     async fn stream_that_has_waited_leaves_with_the_request_for_which_it_waited() {
         let scene = Scene::new(&[]);
         let mut session = Session::new(downstream(&scene, &[], Bytes::new()));
-        let create = Some(Create::default());
-        session.leaving = Some(Leaving::new(Leave {
-            reason: Reason::Auth,
-            create,
-        }));
-        session.leave_memory(Reason::FeedLost.into());
+        let leave = |reason, create| Leave { reason, create };
+        let earlier = leave(Reason::Auth, Some(Create::default()));
+        session.leaving = Some((earlier, Box::pin(tokio::time::sleep(MIRROR_TIMEOUT))));
+        session.leave_memory(leave(Reason::FeedLost, None));
         assert!(session.etcd.is_some() && session.leaving.is_none());
         assert_eq!(session.down.unsent, [WatchRequest::Create(Create::default())]);
     }

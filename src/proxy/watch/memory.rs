@@ -21,7 +21,6 @@ use super::watchers::{Watcher, Watchers};
 use etcd_store::cache::{Rope, WatchFields};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::Mirrors;
 use rangecache_mirror::fan_out::{Picked, Taken};
 use rangecache_mirror::lineage::HistoryId;
 use rangecache_mirror::view::ReaderEnd;
@@ -32,21 +31,18 @@ const MAX_STEPS: usize = 64;
 const MAX_EVENTS: usize = 1000;
 /// Bytes of one response.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
-/// Longest wait for a mirror that is behind etcd's compaction, or behind a watcher, before the stream leaves memory.
-const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
 /// Time after which a mirror without a feed is looked at again.
 const FEED_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Watch stream, with what each of its sources needs: memory as long as `etcd` is `None`.
-#[derive(Debug)]
 pub(super) struct Session {
     pub(super) down: Downstream,
     /// etcd's call, while etcd serves the stream. There are no watchers in memory then.
     pub(super) etcd: Option<Box<EtcdStream>>,
     /// Why etcd has to continue the stream, from the next moment on.
     pub(super) leave: Option<Leave>,
-    /// The wait of a stream that leaves memory.
-    pub(super) leaving: Option<Leaving>,
+    /// A stream that leaves, and takes no requests, until its mirrors have what they must have, or are late.
+    pub(super) leaving: Option<(Leave, Pin<Box<Sleep>>)>,
     pub(super) watchers: Watchers,
     starting: Option<Starting>,
     /// Events that are being sent. Nothing else is sent before their last piece (W4).
@@ -54,50 +50,23 @@ pub(super) struct Session {
     /// Watcher whose events were sent last: the others get their turn first.
     last_turn: i64,
     pub(super) progress: Progress,
-    /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it.
-    resuming: Option<Resuming>,
+    /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it, or for [`FEED_TIMEOUT`].
+    resuming: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     /// History that the watchers were compared with before the last request was answered.
     compared_with: Option<HistoryId>,
     pub(super) has_ended: bool,
 }
 
 /// Why etcd has to continue the stream.
-#[derive(Debug)]
 pub(super) struct Leave {
     pub(super) reason: Reason,
     /// Create request that was not answered.
     pub(super) create: Option<Create>,
 }
 
-impl Leave {
-    fn with(reason: Reason, create: Create) -> Leave {
-        Leave {
-            reason,
-            create: Some(create),
-        }
-    }
-}
-
-impl From<Reason> for Leave {
-    fn from(reason: Reason) -> Leave {
-        Leave { reason, create: None }
-    }
-}
-
-/// The wait of a stream that leaves, for its mirrors to reach what they must have. It takes no requests.
-#[derive(Debug)]
-pub(super) struct Leaving {
-    pub(super) leave: Leave,
-    expires: Pin<Box<Sleep>>,
-}
-
-impl Leaving {
-    /// Begins to wait.
-    pub(super) fn new(leave: Leave) -> Leaving {
-        Leaving {
-            leave,
-            expires: Box::pin(tokio::time::sleep(MIRROR_TIMEOUT)),
-        }
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
     }
 }
 
@@ -107,32 +76,6 @@ struct Starting {
     answering: Answering,
     /// etcd decides, which knows the caller's rights.
     is_etcds: bool,
-}
-
-impl fmt::Debug for Starting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Starting").finish_non_exhaustive()
-    }
-}
-
-/// Waits until a mirror that has lost its feed has one, or for [`FEED_TIMEOUT`].
-struct Resuming(Pin<Box<dyn Future<Output = ()> + Send>>);
-
-impl fmt::Debug for Resuming {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Resuming").finish_non_exhaustive()
-    }
-}
-
-impl Resuming {
-    /// Waits for the mirror at this position.
-    fn of(mirrors: Arc<Mirrors>, position: usize) -> Resuming {
-        Resuming(Box::pin(async move {
-            if let Some(mirror) = mirrors.at(position) {
-                let _ = mirror.resumed(Instant::now() + FEED_TIMEOUT).await;
-            }
-        }))
-    }
 }
 
 impl Session {
@@ -172,6 +115,11 @@ impl Session {
             true => Poll::Pending,
             false => Poll::Ready(()),
         }
+    }
+
+    /// Lets etcd continue the stream for `reason`. `create` was not answered.
+    fn leave(&mut self, reason: Reason, create: Option<Create>) {
+        self.leave = Some(Leave { reason, create });
     }
 
     /// Whether there is something to send, or etcd has to continue the stream.
@@ -232,7 +180,7 @@ impl Session {
         }
         match self.down.next_request(cx) {
             Some(Ok(request)) => self.handle(request),
-            Some(Err(_)) => self.leave = Some(Reason::Undecodable.into()),
+            Some(Err(_)) => self.leave(Reason::Undecodable, None),
             None => return false,
         }
         true
@@ -240,12 +188,12 @@ impl Session {
 
     /// Whether the stream need not wait any longer before it leaves, or has the answer to a create request.
     fn poll_awaited(&mut self, cx: &mut Context<'_>) -> bool {
-        if let Some(leaving) = &mut self.leaving {
-            let is_late = leaving.expires.as_mut().poll(cx).is_ready();
-            let reason = leaving.leave.reason;
-            let leaves = is_late || self.awaited().is_none();
-            self.leave = leaves.then(|| reason.into());
-            return leaves;
+        if let Some((Leave { reason, .. }, expires)) = &mut self.leaving {
+            let (reason, is_late) = (*reason, expires.as_mut().poll(cx).is_ready());
+            if is_late || self.awaited().is_none() {
+                self.leave(reason, None);
+            }
+            return self.leave.is_some();
         }
         let answering = self.starting.as_mut().map(|starting| starting.answering.as_mut());
         if let Some(Poll::Ready(answer)) = answering.map(|answering| answering.poll(cx))
@@ -280,7 +228,7 @@ impl Session {
             Err(not_served) => self.answered(create, Err(not_served), false),
             Ok(_) if !self.down.bytes.has_room_for_watcher(&create) => {
                 self.down.bytes.record_refusal();
-                self.leave = Some(Leave::with(Reason::OverBudget, create));
+                self.leave(Reason::OverBudget, Some(create));
             }
             Ok(place) => {
                 self.starting = Some(Starting {
@@ -310,7 +258,7 @@ impl Session {
                     is_etcds: true,
                 });
             }
-            Err(NotServed::Etcd(reason)) => self.leave = Some(Leave::with(reason, create)),
+            Err(NotServed::Etcd(reason)) => self.leave(reason, Some(create)),
             Err(NotServed::End(status)) => self.down.end_with(&status),
         }
     }
@@ -385,7 +333,7 @@ impl Session {
     fn poll_events(&mut self, cx: &mut Context<'_>) {
         match self.down.bytes.poll_room(cx) {
             Poll::Pending => {}
-            Poll::Ready(Err(_)) => self.leave = Some(Reason::OverBudget.into()),
+            Poll::Ready(Err(_)) => self.leave(Reason::OverBudget, None),
             Poll::Ready(Ok(())) => {
                 self.take_events(cx);
                 if self.message.is_none() {
@@ -457,10 +405,15 @@ impl Session {
                 self.resuming = None;
                 return false;
             };
-            let mirrors = &self.down.stream.client.proxy.mirrors;
-            let waiting = || Resuming::of(Arc::clone(mirrors), position);
-            let Resuming(waiting) = self.resuming.get_or_insert_with(waiting);
-            if waiting.as_mut().poll(cx).is_pending() {
+            let mirrors = Arc::clone(&self.down.stream.client.proxy.mirrors);
+            let resuming = self.resuming.get_or_insert_with(|| {
+                Box::pin(async move {
+                    if let Some(mirror) = mirrors.at(position) {
+                        let _ = mirror.resumed(Instant::now() + FEED_TIMEOUT).await;
+                    }
+                })
+            });
+            if resuming.as_mut().poll(cx).is_pending() {
                 return true;
             }
             self.resuming = None;
@@ -521,7 +474,7 @@ impl Session {
                 }
             }
         };
-        self.leave = Some(reason.into());
+        self.leave(reason, None);
     }
 
     fn cancel_compacted(&mut self, id: i64, revision: i64, reason: &'static str) {
@@ -647,7 +600,11 @@ mod tests {
     async fn stream_that_leaves_takes_no_further_requests() {
         let scene = Scene::new(&[]);
         let mut session = session(&scene, create(5));
-        session.leaving = Some(Leaving::new(Reason::FeedLost.into()));
+        let leave = Leave {
+            reason: Reason::FeedLost,
+            create: None,
+        };
+        session.leaving = Some((leave, Box::pin(tokio::time::sleep(FEED_TIMEOUT))));
         let left = poll(&mut session).unwrap();
         assert_eq!(left.reason, Reason::FeedLost, "no mirror has to reach anything");
         assert!(left.create.is_none());

@@ -105,7 +105,7 @@ impl Returning {
         self.joining = Some(Box::pin(joining));
     }
 
-    /// What has become of the watchers that join.
+    /// Result of the attempt, once the watchers have joined or could not.
     pub(super) fn poll_joining(&mut self, cx: &mut Context<'_>) -> Option<JoinResult> {
         match self.joining.as_mut()?.as_mut().poll(cx) {
             Poll::Ready(joined) => Some(joined),

@@ -2,7 +2,6 @@
 //! from the moment it is begun until its last byte is written to the client's connection. A stream without room begins
 //! no message.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -41,12 +40,6 @@ pub(super) struct StreamBytes {
     frame: Option<Box<HeldBytes>>,
     /// Wait for the room of a message that was refused.
     waiting: Option<RoomFuture>,
-}
-
-impl fmt::Debug for StreamBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamBytes").finish_non_exhaustive()
-    }
 }
 
 impl StreamBytes {

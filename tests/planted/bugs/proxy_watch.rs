@@ -242,9 +242,9 @@ match freshness.authorize(&authorization, deadline).await {
             item: "Session::leave_memory",
             find: "match (self.leaving.take(), self.awaited()) {",
             replace: "
-let earlier = self.leaving.take().and_then(|leaving| leaving.leave.create);
+let earlier = self.leaving.take().and_then(|(leave, _)| leave.create);
 let leave = Leave { create: leave.create.or(earlier), ..leave };
-match (None::<Leaving>, self.awaited()) {
+match (self.leaving.take(), self.awaited()) {
 ",
         }],
     },
