@@ -4,14 +4,14 @@
 //! |---|---|
 //! | `json` | `/v3/watch` of the JSON gateway |
 //! | `receive` | receives the client's messages |
-//! | `request` | decodes them, allocates the ids of watchers |
+//! | `request` | decodes them, encodes those for etcd, allocates the ids of watchers |
 //! | `plan` | decides how one create request is answered; a pure function |
 //! | `start` | proves the revision at which a watcher begins, and joins the hub; etcd's refusal of one create request |
 //! | `stream` | one stream as far as it does not change, and plans of its creates |
 //! | `stream_bytes` | what the stream holds, as counted against `--watch-max-bytes` |
 //! | `session` | the body of the response: polls the source that serves the stream |
 //! | `downstream` | the client's side of a stream, which both sources serve |
-//! | `memory`, `watchers` | the stream while memory serves it: requests, events, progress |
+//! | `memory`, `watchers` | the stream, and what it does while memory serves it: requests, events, progress |
 //! | `message` | encodes responses piece by piece |
 //! | `progress` | progress notifications that are owed |
 //! | `etcd` | the stream while etcd serves it |
