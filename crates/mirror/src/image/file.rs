@@ -14,7 +14,7 @@ use super::error::Useless;
 use super::frame::{END, ENTRIES, FrameWriter, Frames, HEADER};
 use super::header::Header;
 use super::key::ImageKey;
-use crate::view::Anchor;
+use crate::lineage::Anchor;
 use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::Event;

@@ -30,7 +30,7 @@ use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
 use super::lineages::Lineages;
 use super::past_revisions::PastRevisions;
-use crate::lineage::{ClusterState, History, HistoryId, RecentEvents};
+use crate::lineage::{Anchor, ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
 use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, HistoryLimits, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
