@@ -10,6 +10,7 @@ use crate::chance::Chance;
 use crate::cluster::{MEMBERS, State};
 use crate::members::From;
 use crate::store::{Change, History};
+use crate::trace::Trace;
 use crate::world::World;
 
 /// Attempts at a revision whose loss shows in the newest keys.
@@ -51,7 +52,7 @@ pub async fn restore(world: &World) {
     }
     if is_hidden {
         if chance.one_in(2) {
-            cluster.change(|state| repeat_lost(state, chance));
+            cluster.change(|state| repeat_lost(state, chance, &cluster.trace));
         }
         // In case that no client writes directly.
         let writing = async {
@@ -82,7 +83,7 @@ pub async fn restore(world: &World) {
 
 /// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision: one that shows in the
 /// newest keys, if there is one. Of a mirror that was loaded later nothing else can be compared.
-fn repeat_lost(state: &mut State, chance: &Chance) {
+fn repeat_lost(state: &mut State, chance: &Chance, trace: &Trace) {
     let before = &state.histories[state.histories.len() - 2];
     let newest = before.newest();
     let revisions = state.history().newest().revision + 1..=newest.revision;
@@ -118,5 +119,9 @@ fn repeat_lost(state: &mut State, chance: &Chance) {
         chosen = tried.find(shows);
     }
     let history = chosen.unwrap_or_else(|| repeated(None));
+    let other = revisions
+        .clone()
+        .find(|revision| history.events_at(*revision) != before.events_at(*revision));
+    trace.line(format!("written again, but for revision {other:?}"));
     *state.history_mut() = history;
 }

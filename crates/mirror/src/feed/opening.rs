@@ -155,13 +155,20 @@ impl<'a> Feed<'a> {
         let compared = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
         let compared = compared
             .map_err(|_| FeedEnd::Lost("the mirror's last event was not delivered again in time".into()))??;
-        let Some(step) = compared else {
-            if anchor.has_delete_from(first) && member.may_lack_deletes {
-                return Err(unproven(
-                    "this version of etcd may have compacted the mirror's last event",
-                ));
+        let step = match compared {
+            Ok(step) => step,
+            // It was the first event then: those of later revisions show more.
+            Err(Verdict::LacksDelete(revision)) if member.may_lack_deletes => {
+                return Err(compacted_past(revision));
             }
-            return Ok(None);
+            Err(verdict) => {
+                tracing::debug!(
+                    mirror = self.feeding.mirror.name,
+                    explanation = verdict.explanation(),
+                    "the feed is of another history"
+                );
+                return Ok(None);
+            }
         };
         let is_held = match &anchor.base {
             _ if anchor.proves_by_events_from(first) => true,
@@ -284,7 +291,10 @@ impl<'a> Feed<'a> {
 
     /// Waits until the responses show whether the feed continues the mirror's history. If it does, returns what has
     /// arrived behind the mirror's revision. The caller bounds the wait.
-    async fn compare_events(&mut self, mut comparison: EventComparison<'_>) -> Result<Option<Step>, FeedEnd> {
+    async fn compare_events(
+        &mut self,
+        mut comparison: EventComparison<'_>,
+    ) -> Result<Result<Step, Verdict>, FeedEnd> {
         let mut pause = PROGRESS_PAUSE_FIRST;
         loop {
             // Without events behind the last one only a progress notification shows that there are none.
@@ -304,18 +314,11 @@ impl<'a> Feed<'a> {
             };
             match verdict {
                 None => {}
-                Some(Verdict::Another(explanation)) => {
-                    tracing::debug!(
-                        mirror = self.feeding.mirror.name,
-                        explanation,
-                        "the feed is of another history"
-                    );
-                    return Ok(None);
-                }
                 Some(Verdict::Continues) => {
                     self.assembler.raise(comparison.revision());
-                    return Ok(Some(step.behind(comparison.revision())));
+                    return Ok(Ok(step.behind(comparison.revision())));
                 }
+                Some(verdict) => return Ok(Err(verdict)),
             }
         }
     }

@@ -55,6 +55,9 @@ impl<'a> EventComparison<'a> {
             if change.revision() < self.last {
                 match self.expected.split_first() {
                     Some((ours, rest)) if is_same_event(ours, change) => self.expected = rest,
+                    Some((ours, _)) if comes_before(ours, change) => {
+                        return Some(missing(ours, "one of the mirror's newest events is another one"));
+                    }
                     _ => {
                         return Some(Verdict::Another(
                             "one of the mirror's newest events is another one",
@@ -84,13 +87,12 @@ impl<'a> EventComparison<'a> {
 
     /// Judges what was delivered, once that is every event up to the mirror's revision.
     fn judge_end(&self) -> Option<Verdict> {
-        if self.is_found && self.expected.is_empty() {
-            Some(Verdict::Continues)
-        } else if self.is_found {
-            Some(Verdict::Another("it lacks one of the mirror's newest events"))
-        } else {
-            Some(Verdict::Another("it lacks the mirror's last event"))
-        }
+        Some(match self.expected.first() {
+            Some(ours) => missing(ours, "it lacks one of the mirror's newest events"),
+            None if self.is_found => Verdict::Continues,
+            None if self.anchor.ends_with_a_delete() => Verdict::LacksDelete(self.last),
+            None => Verdict::Another("it lacks the mirror's last event"),
+        })
     }
 
     /// Whether the mirror holds the result of those of `changes` that are of the last revision that changed anything. One
@@ -113,6 +115,20 @@ impl<'a> EventComparison<'a> {
 
 fn is_same_event(ours: &Change, theirs: &Change) -> bool {
     ours.kind == theirs.kind && ours.entry == theirs.entry
+}
+
+/// Whether `theirs` can follow `ours`, which is then missing.
+fn comes_before(ours: &Change, theirs: &Change) -> bool {
+    ours.revision() < theirs.revision()
+        || (ours.revision() == theirs.revision() && ours.key() != theirs.key())
+}
+
+/// Verdict on a feed that lacks the event `ours`.
+fn missing(ours: &Change, explanation: &'static str) -> Verdict {
+    match ours.kind {
+        ChangeKind::Put => Verdict::Another(explanation),
+        ChangeKind::Delete => Verdict::LacksDelete(ours.revision()),
+    }
 }
 
 #[cfg(test)]
@@ -190,7 +206,7 @@ mod tests {
         let anchor = anchor("gone", 20);
         let judge = |changes: &[Change]| EventComparison::new(&anchor, 20).events(changes);
         assert_eq!(judge(&[delete("gone", 20)]), Some(Verdict::Continues));
-        assert_eq!(judge(&[delete("other", 20)]), NO_EVENT);
+        assert_eq!(judge(&[delete("other", 20)]), Some(Verdict::LacksDelete(20)));
         assert_eq!(judge(&[put("gone", 20, "v")]), ANOTHER_EVENT);
     }
 
@@ -262,12 +278,13 @@ mod tests {
         const OTHER: Option<Verdict> = Some(Verdict::Another(
             "one of the mirror's newest events is another one",
         ));
-        const LACKING: Option<Verdict> = Some(Verdict::Another("it lacks one of the mirror's newest events"));
+        const LACKING: Option<Verdict> = Some(Verdict::LacksDelete(8));
         for (changes, expected) in [
             (vec![put("c", 6, "w"), put("b", 10, "v")], OTHER),
             (vec![put("c", 6, "v"), put("c", 8, "v")], OTHER),
-            (vec![put("c", 6, "v"), delete("d", 8)], OTHER),
+            (vec![put("c", 6, "v"), delete("d", 8)], LACKING),
             (vec![put("c", 6, "v"), put("c", 7, "v")], OTHER),
+            (vec![delete("c", 8), delete("d", 8)], OTHER),
         ] {
             let mut feed = EventComparison::new(&anchor, 6);
             assert_eq!(feed.events(&changes), expected, "{changes:?}");
@@ -311,7 +328,6 @@ mod tests {
     fn each_revision_of_the_newest_events_is_evidence_unless_it_is_far_behind() {
         let near = with_recent();
         assert_eq!(evidence(&near), [6, 8, 10]);
-        assert!(near.has_delete_from(6) && !near.has_delete_from(10));
         let far = Anchor {
             revision: 8 + MAX_REVISIONS_BACK,
             ..near

@@ -8,7 +8,7 @@
 //! | last compaction ([`Position`](super::Position)) | by each load and feed | etcd has the revisions that it had compacted | before the first one | a replacement without a compaction |
 //! | a client's write ([`Before::write_continues`]) | by each write | its revision was known before it was sent | | all before the next write |
 //! | connection that has loaded the mirror ([`Evidence::Loader`]) | by the first feed behind a load | its revision is lower than the mirror's | it does not respond, or a hub behind it has had another history | nothing: the process behind it is the same |
-//! | newest events, up to 64, delivered again ([`Evidence::Events`]) | by each other feed, and at the first check on a connection | one is missing, is another one, or is one more | compacted, more than [`MAX_REVISIONS_BACK`] back, or none since the load; a delete where etcd may have compacted it | what was loaded: after few events its keys are compared, too |
+//! | newest events, up to 64, delivered again ([`Evidence::Events`]) | by each other feed, and at the first check on a connection | one is missing, is another one, or is one more | compacted, more than [`MAX_REVISIONS_BACK`] back, or none since the load; up to a delete that etcd may have compacted | what was loaded: after few events its keys are compared, too |
 //! | newest 64 keys at one revision, and the number of all ([`Evidence::Keys`]) | where the events show nothing, or too little | they differ | compacted, or the last event was a delete | older keys, if they are as many |
 //!
 //! What the last three miss, verification finds. Where all of them show nothing, the mirror is loaded again. Behind a hub, whose number
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::known::{Before, gap};
-use etcd_store::cache::{Change, ChangeKind, ResponseHeader, StoredEntry, Tree};
+use etcd_store::cache::{Change, ResponseHeader, StoredEntry, Tree};
 use rangecache_upstream::Connection;
 
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
@@ -37,6 +37,19 @@ pub(crate) enum Verdict {
     Continues,
     /// The feed is of another history, for the reason given.
     Another(&'static str),
+    /// A delete of this revision is not delivered again, and what comes before it is the same.
+    LacksDelete(i64),
+}
+
+impl Verdict {
+    /// How the feed's events differ; empty if they do not.
+    pub(crate) fn explanation(self) -> &'static str {
+        match self {
+            Verdict::Continues => "",
+            Verdict::Another(explanation) => explanation,
+            Verdict::LacksDelete(_) => "it lacks one of the mirror's newest events, a delete",
+        }
+    }
 }
 
 /// Evidence that a feed continues the mirror's history.
@@ -92,12 +105,6 @@ impl Anchor {
     pub(crate) fn proves_by_events_from(&self, first: i64) -> bool {
         let oldest = self.recent.first().map(Change::revision);
         self.recent_is_full && self.recent.len() >= ENOUGH_EVENTS && oldest >= Some(first)
-    }
-
-    /// Whether one of the events from revision `first` on is a delete.
-    pub(crate) fn has_delete_from(&self, first: i64) -> bool {
-        let mut compared = self.recent.iter().filter(|change| change.revision() >= first);
-        self.ends_with_a_delete() || compared.any(|change| change.kind == ChangeKind::Delete)
     }
 
     /// Whether the last event that was delivered is a delete, which leaves nothing to compare.
