@@ -37,12 +37,12 @@ pub(crate) enum Verdict {
     Continues,
     /// The feed is of another history, for the reason given.
     Another(&'static str),
-    /// A delete of this revision is not delivered again, and what comes before it is the same.
+    /// A delete of this revision is not delivered again; the events before it are the same.
     LacksDelete(i64),
 }
 
 impl Verdict {
-    /// How the feed's events differ; empty if they do not.
+    /// Explanation of how the feed's events differ; empty if they do not.
     pub(crate) fn explanation(self) -> &'static str {
         match self {
             Verdict::Continues => "",
