@@ -355,8 +355,9 @@ impl Session {
                 Some(_) => 1,
                 None => MAX_EVENTS,
             };
+            let is_feed = self.down.stream.metadata.is_feed;
             let bytes = &mut self.down.bytes;
-            let has_room = |picked: &Picked| bytes.admit(picked.bytes());
+            let has_room = |picked: &Picked| bytes.admit(picked.bytes(), is_feed);
             match watcher.reader.take_if(max_events, MAX_RESPONSE_BYTES, has_room) {
                 Taken::Nothing { .. } => {}
                 // Polled again, so that the room wakes the stream.

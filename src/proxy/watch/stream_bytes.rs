@@ -18,9 +18,11 @@ use rangecache_edge::limits::{BudgetExceeded, ByteBudget, HeldBytes};
 const STREAM_BYTES: u64 = 4 << 10;
 /// Length of messages that the stream's own bytes cover.
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
-/// Longest wait for room, after which etcd continues the stream: in time for the mirror of a leaf, which awaits the events that
-/// prove its feed for [`FEED_RESPONSE_TIMEOUT`](rangecache_mirror::FEED_RESPONSE_TIMEOUT), and would create it again and again.
-const ROOM_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest wait for room, after which etcd continues the stream.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for the feed of a leaf's mirror, which awaits the events that prove it for
+/// [`FEED_RESPONSE_TIMEOUT`](rangecache_mirror::FEED_RESPONSE_TIMEOUT), and would create its watch again and again.
+const FEED_ROOM_TIMEOUT: Duration = Duration::from_secs(2);
 
 type RoomFuture = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
 
@@ -97,8 +99,8 @@ impl StreamBytes {
         self.own.set(bytes);
     }
 
-    /// Whether a message with `bytes` of events may begin. Otherwise the stream waits for room.
-    pub(super) fn admit(&mut self, bytes: u64) -> bool {
+    /// Whether a message with `bytes` of events may begin. Otherwise the stream waits for room, not as long if it `is_feed` of a leaf.
+    pub(super) fn admit(&mut self, bytes: u64, is_feed: bool) -> bool {
         if bytes <= SHORT_MESSAGE_BYTES || bytes <= self.unproduced.bytes() {
             return true;
         }
@@ -107,7 +109,8 @@ impl StreamBytes {
             return true;
         }
         let mut held = self.unproduced.split(u64::MAX);
-        let deadline = Instant::now() + ROOM_TIMEOUT;
+        let max_wait = if is_feed { FEED_ROOM_TIMEOUT } else { ROOM_TIMEOUT };
+        let deadline = Instant::now() + max_wait;
         self.waiting = Some(Box::pin(
             async move { held.grow(more, deadline).await.map(|()| held) },
         ));
@@ -202,18 +205,18 @@ mod tests {
         let [stream, other] = &mut streams;
         let used = || budgets.all.used_bytes();
         let empty = used();
-        assert!(stream.admit(SHORT_MESSAGE_BYTES));
+        assert!(stream.admit(SHORT_MESSAGE_BYTES, false));
         assert_eq!(used(), empty, "the stream's own bytes cover it");
         let long = 5 * STREAM_BYTES;
-        assert!(stream.admit(long));
-        assert!(stream.admit(long), "it has the room");
+        assert!(stream.admit(long, false));
+        assert!(stream.admit(long, false), "it has the room");
         assert_eq!((used(), stream.unread()), (empty + long, long));
-        assert!(!other.admit(long));
-        assert!(other.admit(SHORT_MESSAGE_BYTES));
+        assert!(!other.admit(long, false));
+        assert!(other.admit(SHORT_MESSAGE_BYTES, false));
         stream.release_room();
         let room = std::future::poll_fn(|cx| other.poll_room(cx)).await;
         assert_eq!((room, other.unread()), (Ok(()), long));
-        assert!(!stream.admit(long));
+        assert!(!stream.admit(long, true));
         let etcd_continues = std::future::poll_fn(|cx| stream.poll_room(cx));
         let waited = tokio::time::timeout(FEED_RESPONSE_TIMEOUT / 2, etcd_continues).await;
         assert_eq!(waited, Ok(Err(BudgetExceeded)), "a leaf awaits its events");

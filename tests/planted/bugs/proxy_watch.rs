@@ -426,7 +426,7 @@ if self.watchers.unproven().is_some() {
         test: "--lib long_message_waits_for_room_and_a_short_one_needs_none",
         shows: "a leaf awaits its events",
         changes: &[Change {
-            item: "ROOM_TIMEOUT",
+            item: "FEED_ROOM_TIMEOUT",
             find: "from_secs(2)",
             replace: "from_secs(10)",
         }],
