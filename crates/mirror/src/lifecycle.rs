@@ -21,13 +21,12 @@ use tokio::time::Instant;
 
 use super::fan_out;
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::image::{self, Proven, Restored};
-use super::load::{self, Adopted, AdoptedFrom, Load, LoadCause, LoadError, LoadedBy, Previous, over_budget};
+use super::image::{self, Images};
+use super::load::{self, Adopted, Have, Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
 use super::packing;
-use super::view::{Epoch, Mirror, ReaderEnd};
-use etcd_store::cache::Store;
+use super::view::{Epoch, LoadedStore, Mirror, ReaderEnd};
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
 use rangecache_base::telemetry::Reason;
@@ -111,8 +110,8 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         mirror,
         load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
         reason_while_loading: Reason::Loading,
-        previous: None,
-        image: Image::NotRead,
+        have: None,
+        images: mirrors.images.as_ref(),
     };
     loop {
         let epoch = mirror.epoch();
@@ -135,20 +134,10 @@ struct Lifecycle<'a> {
     load_backoff: Backoff,
     /// Reason of reads that are forwarded during the next load: still [`Reason::OverBudget`] if the mirror may not fit.
     reason_while_loading: Reason,
-    /// Keys that the mirror had before its feed fell behind a compaction, and the epoch of that: the next load reads what has
-    /// changed since.
-    previous: Option<(Epoch, Previous)>,
-    /// Image on the disk, until the first load.
-    image: Image,
-}
-
-/// Image on the disk.
-enum Image {
-    NotRead,
-    /// To be proven as soon as etcd can be reached.
-    Read(Box<Restored>),
-    /// The image was used, or is of no use.
-    Used,
+    /// Keys that the next load need not read, and the epoch that they are of.
+    have: Option<(Epoch, Have)>,
+    /// Images on the disk, until the first load has read that of the mirror.
+    images: Option<&'a Arc<Images>>,
 }
 
 impl Lifecycle<'_> {
@@ -164,13 +153,10 @@ impl Lifecycle<'_> {
             "reload"
         };
         let span = background(&mirrors.telemetry, span_name, mirror);
-        let mut previous = self
-            .previous
-            .take()
-            .filter(|(of, _)| *of == epoch)
-            .map(|(_, tree)| tree);
+        let have = self.have.take().filter(|(of, _)| *of == epoch);
+        let mut have = have.map(|(_, have)| have);
         let loaded = tokio::select! {
-            loaded = self.load_once(epoch, &mut previous) => loaded,
+            loaded = self.load_once(epoch, &mut have) => loaded,
             () = mirror.epoch_ended(epoch) => Ok(None),
         };
         if let Some(span) = span {
@@ -210,7 +196,7 @@ impl Lifecycle<'_> {
             }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
-                self.previous = previous.map(|keys| (epoch, keys));
+                self.have = have.map(|have| (epoch, have));
                 tokio::time::sleep(self.load_backoff.pause()).await;
                 Err(LoadCause::LoadFailed)
             }
@@ -221,7 +207,7 @@ impl Lifecycle<'_> {
     async fn load_once(
         &mut self,
         epoch: Epoch,
-        previous: &mut Option<Previous>,
+        have: &mut Option<Have>,
     ) -> Result<Option<(LoadedBy, Option<Adopted>)>, LoadError> {
         let (mirrors, mirror, reason) = (self.mirrors, self.mirror, self.reason_while_loading);
         // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
@@ -238,49 +224,17 @@ impl Lifecycle<'_> {
             packing: packing::while_loading(&mirrors.set, mirror),
             mirror,
         };
-        if let Some(images) = &mirrors.images {
-            match self.prove_image(&load, images).await? {
-                Some(Proven::Continues(restored)) => {
-                    let filled = restored.fill(images, mirror, epoch, mirrors.history_limits);
-                    // The feed proves it: there is no connection that has read it from etcd.
-                    return Ok(filled.ok().map(|(keys, bytes)| {
-                        let source = AdoptedFrom::Image;
-                        (None, Some(Adopted { source, keys, bytes }))
-                    }));
-                }
-                Some(Proven::Differs(keys)) => *previous = Some(keys),
-                None => {}
-            }
+        if let Some(images) = self.images {
+            *have = image::read(images, &load).await;
+            self.images = None;
         }
-        let loaded = load::run(&load, previous).await?;
-        let store = Store::new(
-            loaded.tree,
-            loaded.header.revision,
-            mirrors.history_limits,
-            mirror.now(),
-        );
+        let loaded = load::bring(&load, have).await?;
+        if let Some(images) = &mirrors.images {
+            images.record_start(mirror, &loaded);
+        }
+        let store = LoadedStore::of(loaded.anchor, mirrors.history_limits, mirror.now());
         let filled = mirror.fill(epoch, store);
         Ok(filled.is_ok().then_some((loaded.connection, loaded.adopted)))
-    }
-
-    /// Reads the image at the start, and compares its history with etcd's; `None` if there is none of use.
-    async fn prove_image(
-        &mut self,
-        load: &Load<'_>,
-        images: &Arc<image::Images>,
-    ) -> Result<Option<Proven>, LoadError> {
-        if let Image::NotRead = self.image {
-            let bounds = (load.packing, load.set.budget_of(self.mirror));
-            let read = image::read(images, self.mirror, bounds).await;
-            self.image = read.map_or(Image::Used, |read| Image::Read(Box::new(read)));
-        }
-        let Image::Read(restored) = std::mem::replace(&mut self.image, Image::Used) else {
-            return Ok(None);
-        };
-        restored.prove(load).await.map_err(|(restored, error)| {
-            self.image = Image::Read(restored);
-            error
-        })
     }
 
     /// Follows etcd until the mirror has to be loaded again; returns the cause of that load. `loaded_by` is the
@@ -306,13 +260,8 @@ impl Lifecycle<'_> {
                     "reloading the mirror"
                 );
                 if matches!(cause, LoadCause::Compacted(_) | LoadCause::Unproven) {
-                    let tree = mirror.current_tree(epoch).ok().flatten();
-                    let of_mirror = |tree| Previous {
-                        tree,
-                        source: AdoptedFrom::Memory,
-                        cluster_id: None,
-                    };
-                    self.previous = tree.map(|tree| (epoch, of_mirror(tree)));
+                    let anchor = mirror.anchor(epoch).ok().flatten();
+                    self.have = anchor.map(|anchor| (epoch, Have::of_memory(anchor.tree, anchor.revision)));
                 }
                 let ended = match cause {
                     LoadCause::Compacted(compact_revision) => ReaderEnd::Compacted { compact_revision },
@@ -550,17 +499,8 @@ mod tests {
         let mirror = mirrors.at(0).unwrap();
         bench.fill().await;
         // Nothing proves a feed of contents that were loaded before a compaction, without a connection of theirs.
-        let store = Store::new(
-            bench
-                .mirror()
-                .anchor(bench.mirror().epoch())
-                .unwrap()
-                .unwrap()
-                .tree,
-            4,
-            mirrors.history_limits,
-            mirror.now(),
-        );
+        let anchor = bench.mirror().anchor(bench.mirror().epoch()).unwrap().unwrap();
+        let store = LoadedStore::of(anchor, mirrors.history_limits, mirror.now());
         mirror.fill(mirror.epoch(), store).unwrap();
         bench.etcd.lock().revision = 9;
         bench.etcd.lock().compacted = 9;
@@ -569,8 +509,8 @@ mod tests {
             mirror,
             load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
             reason_while_loading: Reason::Loading,
-            previous: None,
-            image: Image::Used,
+            have: None,
+            images: None,
         };
         let following = lifecycle.follow(mirror.epoch(), None);
         let cause = tokio::time::timeout(SOON, following).await.unwrap();
@@ -581,7 +521,7 @@ mod tests {
         // What the mirror had is not read again.
         let loading = lifecycle.load(mirror.epoch(), cause);
         let loaded_by = tokio::time::timeout(SOON, loading).await.unwrap().unwrap();
-        assert!(loaded_by.is_some() && lifecycle.previous.is_none());
+        assert!(loaded_by.is_some() && lifecycle.have.is_none());
         assert_eq!(mirror.metrics.adopted.of("memory").get(), 1);
         assert!(mirror.metrics.adopted_bytes.of("memory").get() > 0);
         let anchor = mirror.anchor(mirror.epoch()).unwrap().unwrap();

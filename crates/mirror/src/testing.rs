@@ -16,10 +16,10 @@ use tokio_util::task::TaskTracker;
 use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::lineage::ClusterState;
-use super::load::{Load, LoadError, Loaded, LoadedBy, Previous};
+use super::load::{Have, Load, LoadError, Loaded, LoadedBy};
 use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
-use super::view::Mirror;
+use super::view::{LoadedStore, Mirror};
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, HistoryLimits, Packing, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
@@ -394,16 +394,16 @@ impl Bench {
         self.load_after(&mut None).await
     }
 
-    /// Loads a mirror that had `previous` before.
-    pub(super) async fn load_after(&self, previous: &mut Option<Previous>) -> Result<Loaded, LoadError> {
-        self.load_of(&self.set, previous).await
+    /// Loads the mirror from what it has.
+    pub(super) async fn load_after(&self, have: &mut Option<Have>) -> Result<Loaded, LoadError> {
+        self.load_of(&self.set, have).await
     }
 
-    /// Loads the first mirror of `set`, which had `previous` before.
+    /// Loads the first mirror of `set` from what it has.
     pub(super) async fn load_of(
         &self,
         set: &MirrorSet,
-        previous: &mut Option<Previous>,
+        have: &mut Option<Have>,
     ) -> Result<Loaded, LoadError> {
         let load = Load {
             set,
@@ -412,7 +412,7 @@ impl Bench {
             packing: Packing::Never,
             mirror: &set.get(0).unwrap().mirror,
         };
-        tokio::time::timeout(SOON, super::load::run(&load, previous))
+        tokio::time::timeout(SOON, super::load::bring(&load, have))
             .await
             .unwrap()
     }
@@ -421,7 +421,7 @@ impl Bench {
     pub(super) async fn fill(&self) -> LoadedBy {
         let (loaded, mirror) = (self.load().await.unwrap(), self.mirror());
         let limits = HistoryLimits::default();
-        let store = Store::new(loaded.tree, loaded.header.revision, limits, mirror.now());
+        let store = LoadedStore::of(loaded.anchor, limits, mirror.now());
         mirror.fill(mirror.epoch(), store).unwrap();
         loaded.connection
     }

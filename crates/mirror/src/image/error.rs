@@ -21,8 +21,6 @@ pub(crate) enum Useless {
     TooLarge,
     #[error("reading it failed")]
     Panicked,
-    #[error("it is of another cluster or history than etcd")]
-    Foreign,
 }
 
 impl From<FrameError> for Useless {

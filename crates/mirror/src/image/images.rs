@@ -8,7 +8,10 @@ use parking_lot::Mutex;
 use super::folder::{Folder, FolderError, ImageFiles};
 use super::key::ImageKey;
 use crate::flags::MirrorConfig;
+use crate::load::{Loaded, Source};
+use crate::view::Mirror;
 use etcd_store::keyspace::scope::{Scope, scopes};
+use rangecache_base::telemetry::metrics::gauge;
 
 /// Place of images, and the way in which they are written.
 #[derive(Debug)]
@@ -90,6 +93,21 @@ impl Images {
             max_bytes_per_second: flags.image_max_bytes_per_second,
             revisions: Mutex::default(),
         }))
+    }
+
+    /// Records that the image on the disk has what `mirror` starts with.
+    pub(crate) fn record_start(&self, mirror: &Mirror, loaded: &Loaded) {
+        if let Some(Source::Image {
+            revision,
+            bytes,
+            written,
+        }) = loaded.adopted.map(|adopted| adopted.source)
+            && revision == loaded.anchor.revision
+        {
+            mirror.metrics.image_bytes.set(gauge(bytes));
+            mirror.metrics.image_written.set(gauge(written));
+            self.revisions.lock().insert(mirror.name.clone(), revision);
+        }
     }
 
     pub(super) fn files(&self, scope: &Scope) -> ImageFiles {

@@ -12,7 +12,7 @@
 //! | `header` | what begins a file |
 //! | `file` | what a file has |
 //! | `keep` | the task that writes an image |
-//! | `restore` | a start from an image |
+//! | `restore` | reads of images |
 //! | `key` | the key of encrypted images |
 //! | `error` | why an image is of no use |
 
@@ -31,7 +31,7 @@ mod restore;
 pub(crate) use images::Images;
 pub use images::{ImageError, check_images};
 pub(crate) use keep::keep;
-pub(crate) use restore::{Proven, Restored, read};
+pub(crate) use restore::read;
 
 #[cfg(test)]
 mod tests;

@@ -11,10 +11,11 @@ use tempfile::TempDir;
 use super::error::Useless;
 use super::file::ImageWriter;
 use super::header::Header;
-use super::restore::{Restored, read_file};
+use super::restore::read_file;
 use super::*;
 use crate::lifecycle::start;
 use crate::lineage::{Anchor, Fingerprint};
+use crate::load::Have;
 use crate::mirrors::Mirrors;
 use crate::testing::{Bench, Etcd, SOON, live};
 use crate::view::Mirror;
@@ -102,14 +103,15 @@ fn write(images: &Images, scope: &Scope, keys: &[KeyValue], recent: &[Change]) -
     anchor
 }
 
-fn read_back(images: &Images, scope: &Scope) -> Result<Restored, Useless> {
-    read_file(images, scope, (Packing::Never, u64::MAX), |_| {})
+fn read_back(images: &Images, scope: &Scope) -> Result<Have, Useless> {
+    let (have, _) = read_file(images, scope, (Packing::Never, u64::MAX), |_| {})?;
+    Ok(have)
 }
 
 /// Fails unless `images` has what was `written`.
 fn is_read_back(images: &Images, scope: &Scope, written: &Anchor) {
-    let restored = read_back(images, scope).unwrap();
-    assert_eq!(restored.reached, fingerprint(written.revision));
+    let have = read_back(images, scope).unwrap();
+    assert_eq!(have.lineage, Some(fingerprint(written.revision)));
     let parts = |anchor: &Anchor| {
         let events = anchor
             .recent
@@ -119,7 +121,7 @@ fn is_read_back(images: &Images, scope: &Scope, written: &Anchor) {
         let newest = (anchor.key.clone(), anchor.last_event, anchor.recent_is_full);
         (anchor.revision, contents(&anchor.tree), events, newest)
     };
-    assert_eq!(parts(&restored.anchor), parts(written));
+    assert_eq!(parts(&have.anchor), parts(written));
 }
 
 fn put(key: &str, revision: i64, value: &str) -> Change {
@@ -287,7 +289,7 @@ impl Process {
         let images = dir.images(None);
         self.until(|_| {
             let read = read_back(&images, &Scope::prefix(b""));
-            read.is_ok_and(|restored| restored.reached.revision == revision)
+            read.is_ok_and(|have| have.anchor.revision == revision)
         })
         .await;
     }
@@ -389,7 +391,7 @@ async fn is_of_no_use(change: impl FnOnce(&mut Etcd)) -> Process {
     let second = Process::start(&bench, &dir);
     second.reaches(revision).await;
     let tree = second.mirror().view().unwrap().tree;
-    let expected = bench.load().await.unwrap().tree;
+    let expected = bench.load().await.unwrap().anchor.tree;
     assert_eq!(contents(&tree), contents(&expected));
     second
 }
@@ -450,7 +452,7 @@ async fn image_whose_newest_delete_was_of_another_key_is_of_no_use() {
     }
     let second = Process::start(&bench, &dir);
     second.reaches(76).await;
-    let expected = bench.load().await.unwrap().tree;
+    let expected = bench.load().await.unwrap().anchor.tree;
     assert_eq!(
         contents(&second.mirror().view().unwrap().tree),
         contents(&expected)
@@ -594,9 +596,9 @@ async fn image_is_written_at_the_end_of_the_process() {
     let revision = bench.etcd.lock().put("d", "event").revision();
     process.reaches(revision).await;
     process.stop().await;
-    let restored = read_back(&dir.images(None), &Scope::prefix(b"")).unwrap();
-    assert_eq!(restored.reached.revision, revision);
-    let recent: Vec<_> = restored.anchor.recent.iter().map(Change::revision).collect();
+    let have = read_back(&dir.images(None), &Scope::prefix(b"")).unwrap();
+    assert_eq!(have.anchor.revision, revision);
+    let recent: Vec<_> = have.anchor.recent.iter().map(Change::revision).collect();
     assert_eq!(recent, [revision]);
 }
 

@@ -83,6 +83,19 @@ pub(crate) struct Anchor {
 }
 
 impl Anchor {
+    /// The state after a load.
+    pub(crate) fn loaded(tree: Tree, revision: i64) -> Anchor {
+        Anchor {
+            revision,
+            key: None,
+            last_event: None,
+            recent: Vec::new(),
+            recent_is_full: false,
+            tree,
+            base: None,
+        }
+    }
+
     /// Evidence in the order in which it is asked for, each if those before it show nothing. Events begin behind the oldest state, if
     /// that is known, so that they are all since; of later ones etcd still has some where it has compacted the first.
     pub(crate) fn evidence(&self, loaded_by: Option<Arc<Connection>>) -> Vec<Evidence> {

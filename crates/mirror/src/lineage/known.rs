@@ -93,6 +93,16 @@ pub(crate) struct Fingerprint {
 }
 
 impl Fingerprint {
+    /// Fingerprint as far as the `header` of a response shows it.
+    pub(crate) fn of_header(header: &etcd_wire::etcdserverpb::ResponseHeader) -> Fingerprint {
+        Fingerprint {
+            cluster_id: header.cluster_id,
+            revision: header.revision,
+            compacted: 0,
+            raft_gap: UNKNOWN_GAP,
+        }
+    }
+
     /// The state to compare a position with, as before any other check.
     pub(crate) fn before(&self) -> Before {
         Before::new(Arc::new(History::of_fingerprint(self)), 0, 0)

@@ -1,8 +1,8 @@
-//! Adoption: a tree from before, or from a neighbour, is brought to etcd's state by what differs, instead of by a load of
-//! everything.
+//! Adoption: a tree from before is brought to etcd's state by what differs, instead of by a load of everything.
 //!
 //! etcd's keys are read without their values and compared with the tree's ([`difference`](super::difference)); what is new or
-//! changed is read at the same revision. That is right only if the tree is of etcd's history, which is proven by the newest
+//! changed is read at the same revision. What is not verified is compared with its values: two etcds that continue copies of one
+//! data folder have one cluster id, and nothing else shows which of them a neighbour had its keys from. Otherwise that is right only if the tree is of etcd's history, which is proven by the newest
 //! entries that seem unchanged: after a rollback an entry may be equal in all but its value, because both histories
 //! wrote it at the same revision. No entry that both histories share from before is newer than that one, so it is among the newest.
 //! The cluster and the raft log were compared before, as for every load.
@@ -16,14 +16,15 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span, is_unchanged};
 use super::error::LoadError;
-use super::loaded::{Adopted, AdoptedFrom, Loaded, Previous};
+use super::have::{Adopted, Have, Loaded};
 use super::read::{LoadReader, Sink, page};
+use crate::lineage::{Anchor, Fingerprint, Position};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::net::Url;
-use rangecache_upstream::{Channel, Connection, page_limit, range};
+use rangecache_upstream::{Channel, Connection, header_request, is_future_revision, page_limit, range};
 
 /// Reads of changed and of compared values that are in flight at once.
 const IN_FLIGHT: usize = 8;
@@ -52,18 +53,43 @@ impl Sink for Comparing<'_> {
     }
 }
 
-/// Brings `previous` to etcd's present state. Begins again when a connection breaks or etcd compacts the revision
+/// Fails unless a feed may continue `have` as it is: etcd's position is of its history, and etcd has the events since. The feed that
+/// continues it proves the rest.
+///
+/// # Errors
+/// [`LoadError::Foreign`] if etcd's history is another one; others, also if etcd has compacted the revision.
+pub(super) async fn is_continued(load: &Load<'_>, have: &Have) -> Result<(), LoadError> {
+    let (connection, ..) = load.begin(None).await?;
+    let key = load.mirror.scope.key();
+    if let Some(before) = have.lineage.map(|lineage| lineage.before()) {
+        let position = Position::read(&connection, key.clone(), &before).await?;
+        if !position.continues(&before) {
+            return Err(LoadError::Foreign);
+        }
+    }
+    let request = RangeRequest {
+        revision: have.anchor.revision,
+        ..header_request(key)
+    };
+    match range(&connection, request).await {
+        Ok(_) => Ok(()),
+        Err(status) if is_future_revision(&status) => Err(LoadError::Foreign),
+        Err(status) => Err(status.into()),
+    }
+}
+
+/// Brings what the mirror has to etcd's present state. Begins again when a connection breaks or etcd compacts the revision
 /// meanwhile.
 ///
 /// # Errors
-/// [`LoadError::HistoryReplaced`] if what the mirror had is of another history: every mirror is dropped then.
-/// [`LoadError::Foreign`] if that of a neighbour or an image is. [`LoadError::TooDifferent`] if a load costs little more,
+/// [`LoadError::HistoryReplaced`] if the mirror's own history is another one: every mirror is dropped then.
+/// [`LoadError::Foreign`] if that of another process is. [`LoadError::TooDifferent`] if a load costs little more,
 /// or what differs does not fit beside it.
-pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded, LoadError> {
+pub(super) async fn adopt(load: &Load<'_>, have: &Have) -> Result<Loaded, LoadError> {
     let mut broken: Option<Url> = None;
     let mut attempts = 0;
     loop {
-        let error = match adopt_once(load, previous, &mut broken).await {
+        let error = match adopt_once(load, have, &mut broken).await {
             Ok(loaded) => return Ok(loaded),
             Err(error) => error,
         };
@@ -77,22 +103,16 @@ pub(super) async fn adopt(load: &Load<'_>, previous: &Previous) -> Result<Loaded
 }
 
 /// Attempts it once, if possible not at the endpoint `broken`, which becomes that of this attempt.
-async fn adopt_once(
-    load: &Load<'_>,
-    previous: &Previous,
-    broken: &mut Option<Url>,
-) -> Result<Loaded, LoadError> {
+async fn adopt_once(load: &Load<'_>, have: &Have, broken: &mut Option<Url>) -> Result<Loaded, LoadError> {
     let (connection, before, pinned) = load.begin(broken.as_ref()).await?;
     *broken = Some(connection.url().clone());
-    let (tree, source) = (&previous.tree, previous.source);
-    let another_history = || match source {
-        AdoptedFrom::Memory => load.another_history(&before, pinned.revision),
-        AdoptedFrom::Neighbour | AdoptedFrom::Image => LoadError::Foreign,
+    let tree = &have.anchor.tree;
+    let another_history = || match have.lineage {
+        None => load.another_history(&before, pinned.revision),
+        Some(_) => LoadError::Foreign,
     };
-    if previous
-        .cluster_id
-        .is_some_and(|cluster_id| cluster_id != pinned.cluster_id)
-    {
+    let is_same_cluster = |lineage: Fingerprint| lineage.cluster_id == pinned.cluster_id;
+    if !have.lineage.is_none_or(is_same_cluster) {
         return Err(another_history());
     }
     let held_bytes = AtomicU64::new(tree.memory_bytes());
@@ -100,9 +120,9 @@ async fn adopt_once(
     let reader = LoadReader::new(load, pinned);
     let mut comparing = Comparing {
         reader: &reader,
-        difference: Difference::new(tree.clone()),
+        difference: Difference::new(tree.clone(), !have.verified),
     };
-    reader.read(&connection, true, &mut comparing).await?;
+    reader.read(&connection, have.verified, &mut comparing).await?;
     let mean_bytes = comparing.difference.mean_bytes();
     let compared = comparing.difference.finish()?;
     if !are_held(&reader, &connection, compared.newest).await? {
@@ -118,10 +138,13 @@ async fn adopt_once(
         return Err(another_history());
     };
     Ok(Loaded {
-        tree,
-        header: pinned,
+        anchor: Anchor::loaded(tree, pinned.revision),
         connection: Some(connection),
-        adopted: Some(Adopted { source, keys, bytes }),
+        adopted: Some(Adopted {
+            source: have.from,
+            keys,
+            bytes,
+        }),
     })
 }
 

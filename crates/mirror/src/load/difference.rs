@@ -1,7 +1,7 @@
-//! Difference between a tree and the keys of etcd at one revision, by keys and revisions alone.
+//! Difference between a tree and the keys of etcd at one revision, by keys and revisions alone unless values are compared, too.
 //!
 //! An entry of the same key that was created, last written and written as often at the same revisions is the same entry, in one
-//! history. Whether it is one history is not shown here: see [`adopt`](super::adopt).
+//! history. Whether it is one history is not shown by keys and revisions: see [`adopt`](super::adopt).
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use bytes::Bytes;
 
 use super::error::LoadError;
-use etcd_store::cache::{Entry, StoredEntry, Tree};
+use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 
 /// Unchanged entries whose values are compared: the newest.
 pub(super) const COMPARED_ENTRIES: usize = 64;
@@ -35,6 +35,8 @@ pub(super) struct Span {
 #[derive(Debug)]
 pub(super) struct Difference {
     tree: Tree,
+    /// Whether values are compared, too.
+    with_values: bool,
     /// Rank of the first entry of the tree that was not compared.
     rank: u64,
     last_key: Option<Bytes>,
@@ -61,10 +63,11 @@ pub(super) struct Compared {
 }
 
 impl Difference {
-    /// Compares with `tree`.
-    pub(super) fn new(tree: Tree) -> Difference {
+    /// Compares with `tree`, and with its values if etcd's keys arrive `with_values`.
+    pub(super) fn new(tree: Tree, with_values: bool) -> Difference {
         Difference {
             tree,
+            with_values,
             rank: 0,
             last_key: None,
             removed: Vec::new(),
@@ -85,9 +88,10 @@ impl Difference {
         self.tree.mean_encoded_bytes()
     }
 
-    /// Compares the next keys of etcd: KeyValues without values.
+    /// Compares the next keys of etcd.
     ///
     /// # Errors
+    /// [`LoadError::Foreign`] if an entry of the same revisions has another value;
     /// [`LoadError::TooDifferent`] if a load costs little more; [`LoadError::Inconsistent`] if the keys are not in order;
     /// [`LoadError::Malformed`].
     pub(super) fn add(&mut self, key_values: &[Bytes]) -> Result<(), LoadError> {
@@ -102,6 +106,7 @@ impl Difference {
             theirs.push(entry);
         }
         let mut rest = theirs.iter().peekable();
+        let (mut unpacker, mut is_foreign) = (Unpacker::default(), false);
         tree.for_each_from(self.rank, |ours| {
             while let Some(new) = rest.next_if(|theirs| theirs.key() < ours.key()) {
                 self.add_changed(new.key());
@@ -109,18 +114,24 @@ impl Difference {
             match rest.peek().map(|theirs| theirs.key().cmp(ours.key())) {
                 // What follows has not arrived.
                 None => return ControlFlow::Break(()),
-                Some(Ordering::Equal) => {
-                    if let Some(theirs) = rest.next().filter(|theirs| !is_unchanged(ours, theirs)) {
+                Some(Ordering::Equal) => match rest.next() {
+                    Some(theirs) if !is_unchanged(ours, theirs) => {
                         self.add_changed(theirs.key());
                         self.rank += 1;
-                    } else {
-                        self.add_unchanged(ours);
                     }
-                }
+                    Some(theirs) if self.with_values && !unpacker.is_same(ours, theirs) => {
+                        is_foreign = true;
+                        return ControlFlow::Break(());
+                    }
+                    _ => self.add_unchanged(ours),
+                },
                 Some(_) => self.add_removed(ours),
             }
             ControlFlow::Continue(())
         });
+        if is_foreign {
+            return Err(LoadError::Foreign);
+        }
         for new in rest {
             self.add_changed(new.key());
         }

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::error::LoadError;
-use super::loaded::{Loaded, LoadedBy};
+use super::have::{Loaded, LoadedBy};
 use super::read::{LoadReader, Sink};
-use crate::lineage::Keys;
+use crate::lineage::{Anchor, Keys};
 use crate::residency::{cost, warn_of_left_out};
 use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
@@ -133,8 +133,7 @@ impl<'a> Gathered<'a> {
 
     async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
         Ok(Loaded {
-            tree: build(self.builder).await?,
-            header: self.reader.pinned,
+            anchor: Anchor::loaded(build(self.builder).await?, self.reader.pinned.revision),
             connection,
             adopted: None,
         })

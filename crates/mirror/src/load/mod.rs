@@ -6,12 +6,12 @@
 //! |---|---|
 //! | `begin` | what a load needs, and its first reads |
 //! | `gather` | loads of everything |
-//! | `adopt` | loads of what has changed since the mirror had its keys |
+//! | `have` | keys that need not be read, and the result |
+//! | `adopt` | loads of what has changed since |
 //! | `neighbour` | keys from another rangecache, for a start |
 //! | `difference` | what differs, by keys and revisions |
-//! | `whole` | comparison of all that came from a neighbour |
 //! | `read` | the requests of a load |
-//! | `loaded`, `error` | results |
+//! | `error` | failures |
 //! | `cause` | causes of loads, for the metric and the log |
 //! | `over_budget` | waiting until a mirror fits into memory again |
 
@@ -21,48 +21,60 @@ mod cause;
 mod difference;
 mod error;
 mod gather;
-mod loaded;
+mod have;
 mod neighbour;
 pub(super) mod over_budget;
 mod read;
-mod whole;
 
 pub(super) use begin::Load;
 pub(super) use cause::LoadCause;
 pub(super) use error::LoadError;
-pub(super) use loaded::{Adopted, AdoptedFrom, Loaded, LoadedBy, Previous};
+pub(super) use have::{Adopted, Have, Loaded, LoadedBy, Source};
 
-use adopt::adopt;
+use adopt::{adopt, is_continued};
 use gather::load_all;
 use neighbour::ask_neighbours;
 pub(super) use neighbour::check_neighbours;
-use whole::compare_whole;
 
-/// Loads on a dedicated connection. Of `previous`, what the mirror had before, or what a neighbour has, only what differs is
-/// read; it is taken once everything has to be.
+/// Brings a mirror to etcd's present keys, on a dedicated connection. Of what it has, or of what a neighbour has otherwise, only
+/// the difference is read; `have` is taken once it is of no use. A feed proves the result before it is in service.
 ///
 /// # Errors
 /// [`LoadError`]; the keys that have arrived are dropped.
-pub(super) async fn run(load: &Load<'_>, previous: &mut Option<Previous>) -> Result<Loaded, LoadError> {
+pub(super) async fn bring(load: &Load<'_>, have: &mut Option<Have>) -> Result<Loaded, LoadError> {
+    if let Some(kept) = have.take_if(|have| have.verified && have.lineage.is_some()) {
+        match is_continued(load, &kept).await {
+            Ok(()) => return Ok(kept.continued()),
+            Err(LoadError::Foreign) => {
+                load.mirror.record_loading(0);
+                let error = "it is of another cluster or history than etcd";
+                tracing::info!(
+                    mirror = load.mirror.name,
+                    error = %error,
+                    "the image is of no use and is discarded"
+                );
+            }
+            Err(error) => {
+                *have = Some(kept);
+                // What has changed since is read.
+                if !error.is_compaction() {
+                    return Err(error);
+                }
+            }
+        }
+    }
     // What was dropped for a reason of its own is read from etcd alone.
-    if previous.is_none() && !load.mirror.was_in_service() {
-        *previous = ask_neighbours(load).await;
+    if have.is_none() && !load.mirror.was_in_service() {
+        *have = ask_neighbours(load).await;
     }
     // Nothing to keep, and nothing that tells how large the values are.
-    previous.take_if(|keys| keys.tree.is_empty());
-    if let Some(keys) = previous {
-        let mut adopted = adopt(load, keys).await;
-        if keys.source == AdoptedFrom::Neighbour
-            && let Ok(loaded) = &adopted
-            && let Err(error) = compare_whole(load, loaded).await
-        {
-            adopted = Err(error);
-        }
-        match adopted {
-            // A neighbour is no reason to try anything twice.
-            Err(error) if error.may_be_avoided() || keys.source == AdoptedFrom::Neighbour => {
+    have.take_if(|have| have.anchor.tree.is_empty());
+    if let Some(kept) = have {
+        match adopt(load, kept).await {
+            // What was never proven is no reason to try anything twice.
+            Err(error) if error.may_be_avoided() || !kept.verified => {
                 tracing::info!(mirror = load.mirror.name, %error, "loading everything instead of what has changed");
-                *previous = None;
+                *have = None;
             }
             adopted => return adopted,
         }

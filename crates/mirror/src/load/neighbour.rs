@@ -9,7 +9,8 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use super::begin::Load;
 use super::error::LoadError;
 use super::gather::{build, push_all};
-use super::loaded::{AdoptedFrom, Previous};
+use super::have::{Have, Source};
+use crate::lineage::{Anchor, Fingerprint};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
 use etcd_store::cache::TreeBuilder;
@@ -55,21 +56,21 @@ enum NeighbourError {
 }
 
 /// The keys of the first neighbour that has them in memory.
-pub(super) async fn ask_neighbours(load: &Load<'_>) -> Option<Previous> {
+pub(super) async fn ask_neighbours(load: &Load<'_>) -> Option<Have> {
     for url in load.set.warm_from() {
         let began = Instant::now();
         let answer = ask(load, &url).await;
         let neighbours = &load.set.neighbours;
         neighbours.record(&url, &load.mirror.name, answer.as_ref().err());
-        if let Ok(previous) = answer {
+        if let Ok(have) = answer {
             tracing::info!(
                 mirror = load.mirror.name,
                 neighbour = %url,
-                keys = previous.tree.len(),
+                keys = have.anchor.tree.len(),
                 seconds = began.elapsed().as_secs_f64(),
                 "a neighbour has sent its keys"
             );
-            return Some(previous);
+            return Some(have);
         }
     }
     None
@@ -121,7 +122,7 @@ async fn check(
     }
 }
 
-async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
+async fn ask(load: &Load<'_>, url: &Url) -> Result<Have, NeighbourError> {
     let deadline = Instant::now() + HEAD_TIMEOUT;
     let mut client = connect(load.set, load.upstream, url, ReceiveWindow::LOAD, deadline).await?;
     let response = within(deadline, client.range_stream(request(keys_of(load.mirror)))).await?;
@@ -130,7 +131,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
     let mut stream = response.into_inner();
     let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
     let (mut waited, mut received_bytes) = (Duration::ZERO, 0);
-    let mut cluster_id = None;
+    let mut lineage = None;
     loop {
         let (began, longest) = (Instant::now(), longest_wait(received_bytes));
         let timeout = longest.saturating_sub(waited).min(MESSAGE_TIMEOUT);
@@ -146,7 +147,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
             continue;
         };
         // Only the last chunk has a header.
-        cluster_id = cluster_id.or(response.header.map(|header| header.cluster_id));
+        lineage = lineage.or(response.header.as_ref().map(Fingerprint::of_header));
         received_bytes += response
             .kvs
             .iter()
@@ -158,10 +159,13 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Previous, NeighbourError> {
             return Err(NeighbourError::TooLarge);
         }
     }
-    Ok(Previous {
-        cluster_id: Some(cluster_id.ok_or(NeighbourError::NotWhole)?),
-        tree: build(builder).await?,
-        source: AdoptedFrom::Neighbour,
+    let lineage = lineage.ok_or(NeighbourError::NotWhole)?;
+    Ok(Have {
+        anchor: Anchor::loaded(build(builder).await?, lineage.revision),
+        lineage: Some(lineage),
+        from: Source::Neighbour,
+        // By another process, whose etcd may be a copy of this one.
+        verified: false,
     })
 }
 

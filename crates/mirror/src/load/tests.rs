@@ -31,7 +31,10 @@ fn keys(tree: &Tree) -> String {
 async fn whole_load_keeps_its_connection_as_a_proof() {
     let bench = Bench::new().await;
     let loaded = bench.load().await.unwrap();
-    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abc".into(), 4));
+    assert_eq!(
+        (keys(&loaded.anchor.tree), loaded.anchor.revision),
+        ("abc".into(), 4)
+    );
     assert!(loaded.connection.is_some());
 }
 
@@ -41,7 +44,10 @@ async fn load_resumes_behind_its_last_key_at_its_revision_after_a_break() {
     let write: Then = |etcd| drop(etcd.put("bb", "later"));
     bench.etcd.lock().breaks.push_back((2, write));
     let loaded = bench.load().await.unwrap();
-    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abc".into(), 4));
+    assert_eq!(
+        (keys(&loaded.anchor.tree), loaded.anchor.revision),
+        ("abc".into(), 4)
+    );
     assert!(
         loaded.connection.is_none(),
         "no member has kept the whole history of the load"
@@ -85,7 +91,10 @@ async fn load_whose_revision_is_compacted_fails_and_the_next_one_has_a_new_revis
         "the comparison is the last read"
     );
     let loaded = bench.load().await.unwrap();
-    assert_eq!((keys(&loaded.tree), loaded.header.revision), ("abcd".into(), 5));
+    assert_eq!(
+        (keys(&loaded.anchor.tree), loaded.anchor.revision),
+        ("abcd".into(), 5)
+    );
 }
 
 #[tokio::test]
@@ -123,7 +132,7 @@ async fn etcd_that_does_not_know_range_stream_is_loaded_by_pages() {
     let bench = Bench::new().await;
     bench.etcd.lock().has_range_stream = false;
     let loaded = bench.load().await.unwrap();
-    assert_eq!(keys(&loaded.tree), "abc");
+    assert_eq!(keys(&loaded.anchor.tree), "abc");
     let etcd = bench.etcd.lock();
     let [_, page] = &etcd.reads[..] else {
         panic!("{:?}", etcd.reads)
@@ -186,7 +195,7 @@ async fn long_message_of_a_neighbour_is_refused_before_it_is_read() {
     *neighbour.outcome.lock() = Some("hit; linearizable");
     let mirrors = bench.mirrors(&["--warm-from", &neighbour.url.to_string()]);
     let loaded = bench.load_of(&mirrors.set, &mut None).await.unwrap();
-    assert_eq!((keys(&loaded.tree), loaded.adopted), ("abc".into(), None));
+    assert_eq!((keys(&loaded.anchor.tree), loaded.adopted), ("abc".into(), None));
     assert_few(&taken);
     let reason = &mirrors.useless_neighbours()[0].reason;
     assert!(reason.contains("message length too large"), "{reason}");
@@ -246,7 +255,7 @@ async fn neighbour_that_sends_more_slowly_than_etcd_is_given_up() {
     *neighbour.outcome.lock() = Some("hit; linearizable");
     let mirrors = bench.mirrors(&["--warm-from", &neighbour.url.to_string()]);
     let loaded = bench.load_of(&mirrors.set, &mut None).await.unwrap();
-    assert_eq!((keys(&loaded.tree), loaded.adopted), ("abc".into(), None));
+    assert_eq!((keys(&loaded.anchor.tree), loaded.adopted), ("abc".into(), None));
     let useless = mirrors.useless_neighbours();
     assert_eq!(useless[0].reason, "it sends less than 8388608 bytes per second");
 }

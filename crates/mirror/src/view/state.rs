@@ -131,15 +131,9 @@ pub(crate) struct LoadedStore {
     past: Arc<PastRevisions>,
 }
 
+/// The result of a load, without events since.
 impl From<Store> for LoadedStore {
     fn from(store: Store) -> Self {
-        LoadedStore::new(store)
-    }
-}
-
-impl LoadedStore {
-    /// The result of a load, without events since.
-    pub(crate) fn new(store: Store) -> LoadedStore {
         let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
         LoadedStore {
             store,
@@ -150,14 +144,16 @@ impl LoadedStore {
             past,
         }
     }
+}
 
-    /// The mirror that `anchor` was of.
-    pub(crate) fn restored(anchor: Anchor, limits: HistoryLimits, now: Duration) -> LoadedStore {
+impl LoadedStore {
+    /// The mirror that `anchor` is of.
+    pub(crate) fn of(anchor: Anchor, limits: HistoryLimits, now: Duration) -> LoadedStore {
         LoadedStore {
             newest_key: anchor.key,
             last_event: anchor.last_event,
             recent: RecentEvents::restored(&anchor.recent, anchor.recent_is_full),
-            ..LoadedStore::new(Store::new(anchor.tree, anchor.revision, limits, now))
+            ..Store::new(anchor.tree, anchor.revision, limits, now).into()
         }
     }
 

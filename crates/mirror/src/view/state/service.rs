@@ -409,7 +409,7 @@ impl Mirror {
                 contents.loaded = Some(LoadedStore {
                     newest_key,
                     last_event,
-                    ..LoadedStore::new(store)
+                    ..store.into()
                 });
                 let _ = self.publish(&contents);
             }
