@@ -2,18 +2,29 @@
 
 use std::io;
 
-use super::frame::FrameError;
-use super::header::HeaderError;
+use etcd_store::cache::MalformedKeyValue;
 
 /// Why an image is of no use: it is discarded, and its mirror is loaded.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Useless {
+pub(super) enum Useless {
     #[error("it cannot be read: {0}")]
     Io(#[from] io::Error),
-    #[error(transparent)]
-    Frame(FrameError),
-    #[error(transparent)]
-    Header(#[from] HeaderError),
+    #[error("it is cut off")]
+    CutOff,
+    #[error("a checksum is wrong")]
+    Checksum,
+    #[error("it is not of --image-key-file, or is damaged")]
+    Seal,
+    #[error("it is encrypted, and there is no --image-key-file")]
+    NoKey,
+    #[error("it is not encrypted, and --image-key-file is given")]
+    NotEncrypted,
+    #[error("it has no header")]
+    NoHeader,
+    #[error("it was written by another version")]
+    Format,
+    #[error("it is of another mirror")]
+    Scope,
     /// Whole frames that make no image.
     #[error("its contents are not those of an image")]
     Order,
@@ -23,11 +34,8 @@ pub(crate) enum Useless {
     Panicked,
 }
 
-impl From<FrameError> for Useless {
-    fn from(error: FrameError) -> Self {
-        match error {
-            FrameError::Io(error) => Useless::Io(error),
-            error => Useless::Frame(error),
-        }
+impl From<MalformedKeyValue> for Useless {
+    fn from(_: MalformedKeyValue) -> Self {
+        Useless::Order
     }
 }

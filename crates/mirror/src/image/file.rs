@@ -11,10 +11,9 @@ use bytes::{Buf as _, Bytes};
 use prost::Message as _;
 
 use super::error::Useless;
-use super::frame::{END, ENTRIES, FrameWriter, Frames, HEADER};
-use super::header::Header;
+use super::frame::{END, ENTRIES, FrameWriter, Frames};
 use super::key::ImageKey;
-use crate::lineage::Anchor;
+use crate::lineage::{Anchor, Fingerprint};
 use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::Event;
@@ -23,6 +22,84 @@ use etcd_wire::etcdserverpb::Event;
 const PIECE_BYTES: usize = 1 << 20;
 /// Largest ratio of LZ4: what claims more was not compressed by it, and gets no memory.
 const MAX_RATIO: usize = 256;
+
+/// Number of the format; files of another one are discarded.
+const FORMAT: u32 = 2;
+/// Random bytes that distinguish images.
+const ID_BYTES: usize = 16;
+
+/// Beginning of an image: of which mirror it is, and of which history of etcd.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Header {
+    /// First, so that files of another format are recognized.
+    #[prost(uint32, tag = "1")]
+    format: u32,
+    /// Of this image alone.
+    #[prost(bytes = "vec", tag = "2")]
+    id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "4")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    range_end: Vec<u8>,
+    #[prost(bool, tag = "6")]
+    is_encrypted: bool,
+    #[prost(uint64, tag = "7")]
+    cluster_id: u64,
+    #[prost(int64, tag = "8")]
+    revision: i64,
+    #[prost(int64, tag = "9")]
+    compacted: i64,
+    #[prost(int64, tag = "10")]
+    raft_gap: i64,
+}
+
+impl Header {
+    /// The header of an image of `scope`, whose keys are of the history of `fingerprint`.
+    pub(super) fn new(scope: &Scope, fingerprint: &Fingerprint, is_encrypted: bool) -> Header {
+        Header {
+            format: FORMAT,
+            id: rand::random::<[u8; ID_BYTES]>().to_vec(),
+            key: scope.key().to_vec(),
+            range_end: scope.range_end().to_vec(),
+            is_encrypted,
+            cluster_id: fingerprint.cluster_id,
+            revision: fingerprint.revision,
+            compacted: fingerprint.compacted,
+            raft_gap: fingerprint.raft_gap,
+        }
+    }
+
+    /// The history of the keys at the image's revision.
+    fn fingerprint(&self) -> Fingerprint {
+        Fingerprint {
+            cluster_id: self.cluster_id,
+            revision: self.revision,
+            compacted: self.compacted,
+            raft_gap: self.raft_gap,
+        }
+    }
+
+    pub(super) fn encoded(&self) -> Vec<u8> {
+        self.encode_to_vec()
+    }
+
+    /// The header of a file of `scope`. Refuses one that is encrypted although there is no key, and the other way around: who can
+    /// write the file must not be able to put plain keys there.
+    fn decoded(encoded: &[u8], scope: &Scope, key: Option<&ImageKey>) -> Result<Header, Useless> {
+        let header = Header::decode(encoded).map_err(|_| Useless::NoHeader)?;
+        if header.format != FORMAT {
+            return Err(Useless::Format);
+        }
+        if header.key != scope.key() || header.range_end != scope.range_end() {
+            return Err(Useless::Scope);
+        }
+        match (header.is_encrypted, key.is_some()) {
+            (true, false) => Err(Useless::NoKey),
+            (false, true) => Err(Useless::NotEncrypted),
+            _ => Ok(header),
+        }
+    }
+}
 
 /// Last frame of a file.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -117,8 +194,8 @@ impl ImageWriter {
     }
 }
 
-/// Reads an image of `length` bytes: its header, and the mirror that it was, whose tree may take `max_bytes`. `record` gets
-/// the memory that it takes meanwhile.
+/// Reads an image of `length` bytes: the history of its keys, and the mirror that it was, whose tree may take `max_bytes`. `record`
+/// gets the memory that it takes meanwhile.
 pub(super) fn read_image(
     from: impl Read,
     length: u64,
@@ -126,13 +203,9 @@ pub(super) fn read_image(
     scope: &Scope,
     (packing, max_bytes): (Packing, u64),
     record: impl Fn(u64),
-) -> Result<(Header, Anchor), Useless> {
-    let mut frames = Frames::new(from, length, key);
-    let header = match frames.next()? {
-        Some((HEADER, header)) => Header::decoded(&header, scope)?,
-        _ => return Err(Useless::Order),
-    };
-    header.check_encryption(key)?;
+) -> Result<(Fingerprint, Anchor), Useless> {
+    let (mut frames, header) = Frames::begin(from, length, key)?;
+    let reached = Header::decoded(&header, scope, key)?.fingerprint();
     let mut builder = TreeBuilder::new(packing);
     let end = loop {
         match frames.next()? {
@@ -154,7 +227,7 @@ pub(super) fn read_image(
         return Err(Useless::Order);
     }
     let anchor = Anchor {
-        revision: header.fingerprint().revision,
+        revision: reached.revision,
         key: end.newest_key,
         last_event: end.last_event,
         recent: end.recent.iter().map(change).collect::<Result<_, _>>()?,
@@ -162,7 +235,7 @@ pub(super) fn read_image(
         tree,
         base: None,
     };
-    Ok((header, anchor))
+    Ok((reached, anchor))
 }
 
 /// The last frame of a file with `keys` keys and no events.
@@ -204,10 +277,4 @@ fn push(builder: &mut TreeBuilder, piece: &Bytes) -> Result<(), Useless> {
 fn take_message(from: &mut Bytes) -> Option<Bytes> {
     let length = usize::try_from(from.try_get_u64_le().ok()?).ok()?;
     (length <= from.len()).then(|| from.split_to(length))
-}
-
-impl From<MalformedKeyValue> for Useless {
-    fn from(_: MalformedKeyValue) -> Self {
-        Useless::Order
-    }
 }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A seal also covers the number of its frame, so that frames cannot change places. The
-//! [`Header`](super::header::Header) that begins a file is never encrypted, and every other frame is sealed for that very
+//! [`Header`](super::file::Header) that begins a file is never encrypted, and every other frame is sealed for that very
 //! header.
 
 use std::fs::File;
@@ -14,6 +14,7 @@ use std::io::{self, Read, Write as _};
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, NONCE_LEN, Nonce, UnboundKey};
 use bytes::Bytes;
 
+use super::error::Useless;
 use super::key::ImageKey;
 
 /// Frame that begins a file.
@@ -25,23 +26,6 @@ pub(super) const END: u8 = 3;
 
 const PREFIX_BYTES: usize = 5;
 const CHECKSUM_BYTES: usize = 4;
-
-/// A frame that cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FrameError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("it is cut off")]
-    CutOff,
-    #[error("a checksum is wrong")]
-    Checksum,
-    #[error("it is not of --image-key-file, or is damaged")]
-    Seal,
-    #[error("it is encrypted, and there is no --image-key-file")]
-    NoKey,
-    #[error("it is not encrypted, and --image-key-file is given")]
-    NotEncrypted,
-}
 
 /// Seals of the frames of one file.
 struct Seals {
@@ -88,7 +72,7 @@ impl Seals {
     }
 
     /// Reads the next frame, whose prefix was read: its kind and the length of its payload.
-    fn read(&mut self, from: &mut impl Read, (kind, length): (u8, usize)) -> Result<Bytes, FrameError> {
+    fn read(&mut self, from: &mut impl Read, (kind, length): (u8, usize)) -> Result<Bytes, Useless> {
         let mut frame = vec![0; length + self.seal_bytes()];
         from.read_exact(&mut frame)?;
         let number = self.take_number();
@@ -98,11 +82,11 @@ impl Seals {
             return if is_same {
                 Ok(frame.into())
             } else {
-                Err(FrameError::Checksum)
+                Err(Useless::Checksum)
             };
         };
         let opened = key.open_in_place(nonce(number), Aad::from([kind]), &mut frame);
-        opened.map_err(|_| FrameError::Seal)?;
+        opened.map_err(|_| Useless::Seal)?;
         frame.truncate(length);
         Ok(frame.into())
     }
@@ -166,53 +150,46 @@ impl FrameWriter {
 }
 
 /// Reader of a file's frames.
-pub(super) struct Frames<'a, R> {
+pub(super) struct Frames<R> {
     from: R,
     /// Bytes of the file that were not read yet.
     left: u64,
     seals: Seals,
-    key: Option<&'a ImageKey>,
 }
 
-impl<'a, R: Read> Frames<'a, R> {
-    /// Reads the `length` bytes of a file.
-    pub(super) fn new(from: R, length: u64, key: Option<&'a ImageKey>) -> Frames<'a, R> {
-        Frames {
+impl<R: Read> Frames<R> {
+    /// Begins to read the `length` bytes of a file; also returns its encoded header.
+    pub(super) fn begin(from: R, length: u64, key: Option<&ImageKey>) -> Result<(Frames<R>, Bytes), Useless> {
+        let mut frames = Frames {
             from,
             left: length,
             seals: Seals::new(&[], None),
-            key,
-        }
+        };
+        let Some((HEADER, header)) = frames.next()? else {
+            return Err(Useless::Order);
+        };
+        frames.seals = Seals::new(&header, key);
+        Ok((frames, header))
     }
 
-    /// Kind and payload of the next frame; `None` at the end of the file. What follows a header is sealed for it.
-    pub(super) fn next(&mut self) -> Result<Option<(u8, Bytes)>, FrameError> {
+    /// Kind and payload of the next frame; `None` at the end of the file.
+    pub(super) fn next(&mut self) -> Result<Option<(u8, Bytes)>, Useless> {
         if self.left == 0 {
             return Ok(None);
         }
+        let mut take = |bytes: usize| {
+            let left = self.left.checked_sub(bytes as u64);
+            self.left = left.ok_or(Useless::CutOff)?;
+            Ok::<_, Useless>(())
+        };
+        take(PREFIX_BYTES)?;
         let mut prefix = [0; PREFIX_BYTES];
-        let left = self
-            .left
-            .checked_sub(PREFIX_BYTES as u64)
-            .ok_or(FrameError::CutOff)?;
         self.from.read_exact(&mut prefix)?;
         let [a, b, c, d, kind] = prefix;
         let length = u32::from_le_bytes([a, b, c, d]) as usize;
-        let mut of_header = Seals::new(&[], None);
-        let seals = if kind == HEADER {
-            &mut of_header
-        } else {
-            &mut self.seals
-        };
         // Before memory is taken for it.
-        let left = left
-            .checked_sub((length + seals.seal_bytes()) as u64)
-            .ok_or(FrameError::CutOff)?;
-        let payload = seals.read(&mut self.from, (kind, length))?;
-        if kind == HEADER {
-            self.seals = Seals::new(&payload, self.key);
-        }
-        self.left = left;
+        take(length + self.seals.seal_bytes())?;
+        let payload = self.seals.read(&mut self.from, (kind, length))?;
         Ok(Some((kind, payload)))
     }
 }

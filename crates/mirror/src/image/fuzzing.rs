@@ -5,9 +5,8 @@
 use arbitrary::{Arbitrary, Unstructured};
 use prost::Message as _;
 
-use super::file::{encoded_end, read_image};
-use super::frame::{END, ENTRIES, HEADER, sealed};
-use super::header::Header;
+use super::file::{Header, encoded_end, read_image};
+use super::frame::{END, ENTRIES, sealed};
 use crate::lineage::Fingerprint;
 use etcd_store::cache::Packing;
 use etcd_store::cache::testing::KeyValue;
@@ -61,9 +60,7 @@ pub fn image(data: &[u8]) {
         } else {
             content.clone()
         };
-        // A header begins a section of its own.
-        let kind = if *kind == HEADER { ENTRIES } else { *kind };
-        frames.push((kind, content));
+        frames.push((*kind, content));
     }
     frames.push((END, encoded_end(count)));
     let mut bytes = sealed(&header.encoded(), frames.into_iter());

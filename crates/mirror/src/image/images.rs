@@ -1,6 +1,7 @@
 //! [`Images`]: where images are, and how they are written.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
@@ -24,25 +25,27 @@ pub(crate) struct Images {
     pub(super) revisions: Mutex<HashMap<String, i64>>,
 }
 
-/// Files of images that cannot be used.
+/// A folder of images, or a key of them, that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum ImageError {
-    /// The folder cannot be used.
-    #[error("--image-dir {}: {error}", .path.display())]
-    Folder {
-        /// The flag.
-        path: PathBuf,
-        /// Why.
-        error: String,
-    },
-    /// The key cannot be used.
-    #[error("--image-key-file {}: {error}", .path.display())]
-    Key {
-        /// The flag.
-        path: PathBuf,
-        /// Why.
-        error: String,
-    },
+#[error("{flag} {}: {error}", .path.display())]
+pub struct ImageError {
+    flag: &'static str,
+    path: PathBuf,
+    error: String,
+}
+
+impl ImageError {
+    fn new(flag: &'static str, path: &Path, error: &impl Display) -> ImageError {
+        ImageError {
+            flag,
+            path: path.to_path_buf(),
+            error: error.to_string(),
+        }
+    }
+
+    fn of_folder(path: &Path, error: &FolderError) -> ImageError {
+        ImageError::new("--image-dir", path, error)
+    }
 }
 
 /// Refuses a folder of images, and a key, that cannot be used.
@@ -54,26 +57,14 @@ pub fn check_images(flags: &MirrorConfig) -> Result<(), ImageError> {
         return Ok(());
     };
     read_key(flags)?;
-    Folder::check(path).map_err(|error| ImageError::folder(path, &error))
+    Folder::check(path).map_err(|error| ImageError::of_folder(path, &error))
 }
 
 fn read_key(flags: &MirrorConfig) -> Result<Option<ImageKey>, ImageError> {
-    let read = |path: &PathBuf| {
-        ImageKey::read(path).map_err(|error| ImageError::Key {
-            path: path.clone(),
-            error: error.to_string(),
-        })
-    };
-    flags.image_key_file.as_ref().map(read).transpose()
-}
-
-impl ImageError {
-    fn folder(path: &Path, error: &FolderError) -> ImageError {
-        ImageError::Folder {
-            path: path.to_path_buf(),
-            error: error.to_string(),
-        }
-    }
+    let refused = |path, error| ImageError::new("--image-key-file", path, &error);
+    let path = flags.image_key_file.as_deref();
+    path.map(|path| ImageKey::read(path).map_err(|error| refused(path, error)))
+        .transpose()
 }
 
 impl Images {
@@ -89,7 +80,7 @@ impl Images {
         let folder = Folder::open(path, flags.image_max_bytes, &scopes);
         Ok(Some(Images {
             key: read_key(flags)?,
-            folder: folder.map_err(|error| ImageError::folder(path, &error))?,
+            folder: folder.map_err(|error| ImageError::of_folder(path, &error))?,
             max_bytes_per_second: flags.image_max_bytes_per_second,
             revisions: Mutex::default(),
         }))

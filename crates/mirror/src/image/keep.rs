@@ -9,9 +9,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::file::ImageWriter;
+use super::file::{Header, ImageWriter};
 use super::folder::ImageFiles;
-use super::header::Header;
 use super::images::Images;
 use crate::lineage::{Anchor, ClusterState, Fingerprint};
 use crate::view::{Epoch, Mirror};

@@ -9,7 +9,6 @@
 //! | `images` | flags: where images are, and how they are written |
 //! | `folder` | files, permissions, the lock, room on the disk |
 //! | `frame` | frames with a checksum, or encrypted |
-//! | `header` | what begins a file |
 //! | `file` | what a file has |
 //! | `keep` | the task that writes an image |
 //! | `restore` | reads of images |
@@ -22,7 +21,6 @@ mod folder;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) mod fuzzing;
-mod header;
 mod images;
 mod keep;
 mod key;

@@ -70,9 +70,9 @@ pub(super) fn read_file(
     let metadata = file.metadata()?;
     let (bytes, written) = (metadata.len(), metadata.modified()?.duration_since(UNIX_EPOCH));
     let from = BufReader::with_capacity(BUFFER_BYTES, file);
-    let (header, anchor) = read_image(from, bytes, images.key.as_ref(), scope, bounds, record)?;
+    let (reached, anchor) = read_image(from, bytes, images.key.as_ref(), scope, bounds, record)?;
     let have = Have {
-        lineage: Some(header.fingerprint()),
+        lineage: Some(reached),
         from: Source::Image {
             revision: anchor.revision,
             bytes,
