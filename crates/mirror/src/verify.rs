@@ -25,9 +25,7 @@ use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::trace::SpanExt as _;
 use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{
-    Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, around_hubs, jittered,
-};
+use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, jittered};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -190,7 +188,8 @@ async fn read(
             return Ok(None);
         };
         let piece = TreeRange::cut(&view.tree, from, mirror.scope.range_end());
-        let request = around_hubs(connection, piece.request(view.revision));
+        let mut request = tonic::Request::new(piece.request(view.revision));
+        connection.set_bypass(request.metadata_mut().as_mut());
         match send_request(&mut client, request).await {
             Ok(answer) => return Ok(Some((epoch, view, piece, answer))),
             // The member lags behind the mirror, or has compacted past it: the mirror's next revision will do.

@@ -13,6 +13,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use super::behind_hub::BehindHub;
 use super::connection::Connection;
 use super::hubs::Lineage;
+use super::standing::{hub_check, is_unproven};
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;
@@ -21,8 +22,7 @@ use etcd_wire::etcdserverpb::{
     Member, MemberListRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest,
     WatchCreateRequest, WatchRequest,
 };
-use etcd_wire::grpc::fields::{BYPASS, CHECK, HEALTH, PROBE};
-use etcd_wire::grpc::hub::{HubHistory, Origin};
+use etcd_wire::grpc::fields::HEALTH;
 use etcd_wire::grpc::metadata::remove_own_metadata;
 use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc_health::health_check_response::ServingStatus;
@@ -39,7 +39,7 @@ const MESSAGE_HEADERS: [&str; 4] = [
     "grpc-timeout",
 ];
 /// Timeout of [`range`].
-const READ_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the calls that find out what etcd has compacted.
 const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -56,16 +56,11 @@ pub async fn anonymous_check(
     may_wait: bool,
     mut metadata: MetadataMap,
 ) -> Result<(Option<ResponseHeader>, Option<Lineage>), tonic::Status> {
-    if may_wait && connection.leads_to_hub() {
-        metadata.insert(PROBE.0, MetadataValue::from_static("true"));
-    }
     let message = RangeRequest {
         revision,
         ..header_request(Bytes::from_static(CHECK_KEY))
     };
-    if connection.may_lead_to_hub() {
-        metadata.insert(CHECK.0, MetadataValue::from_static("true"));
-    }
+    connection.mark_check(&mut metadata, may_wait);
     if connection.may_act_as_user() {
         // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token
         // that was never issued. With auth off, etcd ignores tokens.
@@ -73,56 +68,21 @@ pub async fn anonymous_check(
     }
     if let Some(lean) = connection.lean() {
         let called = connection.call_lean::<RangeResponse>(lean, RANGE, &message, metadata);
-        let (response, origin) = called.await?;
-        return Ok((response.header, connection.lineage_of(origin)));
+        let (response, lineage) = called.await?;
+        return Ok((response.header, lineage));
     }
     let (channel, origin) = connection.channel();
     let mut request = tonic::Request::new(message);
     *request.metadata_mut() = metadata;
     let response = KvClient::with_origin(channel, origin).range(request).await?;
-    let origin = response.extensions().get::<Origin>().copied();
-    Ok((response.into_inner().header, connection.lineage_of(origin)))
+    let lineage = connection.lineage_of(response.extensions());
+    Ok((response.into_inner().header, lineage))
 }
 
 /// Whether `key` is the one that quorum checks read.
 #[must_use]
 pub fn is_check_key(key: &[u8]) -> bool {
     key == CHECK_KEY
-}
-
-/// A quorum check by the hub behind `connection`: etcd's header, and the history in which the hub has proven it. What the hub
-/// has sent before was of that history, too, if an earlier check has shown the same one: histories do not come back.
-///
-/// # Errors
-/// etcd's status; `Unavailable` if the hub has not proven its history, as while etcd's auth is on.
-pub(super) async fn hub_check(
-    connection: &Arc<Connection>,
-) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
-    let checking = anonymous_check(connection, 0, false, MetadataMap::new());
-    let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
-    let checked =
-        checked.map_err(|_| tonic::Status::deadline_exceeded("no response to a quorum check in time"))?;
-    match checked {
-        Ok((Some(header), Some(Lineage::Hub(history)))) => Ok((header, history)),
-        Err(status) if is_refusal(&status) => Err(tonic::Status::unavailable(
-            "while etcd's auth is on, another rangecache proves nothing: reads are forwarded to it",
-        )),
-        Err(status) => Err(status),
-        Ok(_) => Err(tonic::Status::unavailable(
-            "the rangecache behind the connection has not proven its history",
-        )),
-    }
-}
-
-/// A request with `message` that etcd answers, also if `connection` leads to a hub with a memory of its own.
-pub fn around_hubs<T>(connection: &Connection, message: T) -> tonic::Request<T> {
-    let mut request = tonic::Request::new(message);
-    if connection.may_lead_to_hub() {
-        request
-            .metadata_mut()
-            .insert(BYPASS.0, MetadataValue::from_static("true"));
-    }
-    request
 }
 
 /// The caller's metadata for a call with its credentials: without the headers that describe its message, and without those
@@ -178,7 +138,7 @@ pub async fn range(
     connection: &Arc<Connection>,
     request: RangeRequest,
 ) -> Result<RangeResponse, tonic::Status> {
-    Ok(range_and_origin(connection, request).await?.0)
+    Ok(range_response(connection, request).await?.into_inner())
 }
 
 /// Header of etcd's response to a linearizable `request`, of a lineage that is proven.
@@ -189,28 +149,25 @@ pub async fn proven_header(
     connection: &Arc<Connection>,
     request: RangeRequest,
 ) -> Result<ResponseHeader, tonic::Status> {
-    let (response, origin) = range_and_origin(connection, request).await?;
-    let header = match origin {
+    let response = range_response(connection, request).await?;
+    let header = if is_unproven(response.extensions()) {
         // Memory of the hub does not have the key, or is not in service.
-        Some(Origin::Hub) => Some(hub_check(connection).await?.0),
-        Some(Origin::Proven(_)) | None => response.header,
+        Some(hub_check(connection).await?.0)
+    } else {
+        response.into_inner().header
     };
     Ok(header.unwrap_or_default())
 }
 
-/// Like [`range`]; also returns what the response says about the rangecache that it comes from, if it does not come from
-/// etcd.
-async fn range_and_origin(
+async fn range_response(
     connection: &Arc<Connection>,
     request: RangeRequest,
-) -> Result<(RangeResponse, Option<Origin>), tonic::Status> {
+) -> Result<tonic::Response<RangeResponse>, tonic::Status> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let response = tokio::time::timeout(READ_TIMEOUT, client.range(request))
+    tokio::time::timeout(READ_TIMEOUT, client.range(request))
         .await
-        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))??;
-    let origin = response.extensions().get::<Origin>().copied();
-    Ok((response.into_inner(), origin))
+        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?
 }
 
 /// The members of the cluster: as a quorum knows them if `linearizable`, otherwise as this one does.
@@ -280,7 +237,8 @@ pub async fn check_read_permission(
     };
     let response = KvClient::with_origin(channel, origin).txn(request).await?;
     // A hub proves nothing of what it forwards.
-    Ok((response.into_inner().header, connection.lineage_of(None)))
+    let lineage = connection.lineage_of(response.extensions());
+    Ok((response.into_inner().header, lineage))
 }
 
 /// Whether gRPC's health service reports that the member serves; a server without the service counts as serving.
@@ -383,27 +341,6 @@ pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::FakeEtcd;
-    use crate::testing::open;
-
-    /// A server, and a connection to it on which no call was made.
-    async fn connected() -> (FakeEtcd, Arc<Connection>) {
-        let server = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
-        let connection = open(&server.url).await.unwrap();
-        (server, connection)
-    }
-
-    #[tokio::test]
-    async fn read_around_hubs_is_marked_until_the_peer_is_known_to_be_etcd() {
-        let (server, connection) = connected().await;
-        let is_marked = || around_hubs(&connection, ()).metadata().contains_key(BYPASS.0);
-        assert!(is_marked(), "no response");
-        is_serving(&connection).await;
-        assert!(!is_marked(), "a response of etcd");
-        *server.history.lock() = Some("0a");
-        is_serving(&connection).await;
-        assert!(is_marked(), "a response of a hub");
-    }
 
     #[test]
     fn identity_of_a_caller_has_nothing_that_addresses_rangecache() {

@@ -1,29 +1,27 @@
 //! HTTP/2 connections to one endpoint.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, TE};
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
-use parking_lot::Mutex;
 use prost::Message;
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
-use super::hubs::Hubs;
+use super::hubs::Lineage;
 use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
+use super::standing::Peer;
 use super::transport::Transport;
 use super::upstream_body::UpstreamBody;
 use etcd_wire::grpc::frame::framed;
-use etcd_wire::grpc::hub::{HISTORY, Origin};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
 
@@ -38,17 +36,6 @@ pub enum SendFailure {
     Lost(BoxError),
 }
 
-/// Knowledge of the server behind a connection.
-#[derive(Clone, Copy)]
-pub(super) enum Peer {
-    /// The server has not responded yet.
-    Unknown,
-    /// No response has come from another rangecache.
-    Etcd,
-    /// Another rangecache has responded.
-    Hub,
-}
-
 /// An open connection. A separate task drives it; when that task ends, calls fail.
 #[derive(Debug)]
 pub struct Connection {
@@ -57,16 +44,10 @@ pub struct Connection {
     origin: Uri,
     transport: Transport,
     in_flight: AtomicUsize,
-    /// Number, plus one, of the history to which the member was found to belong; 0 until then, and behind a hub.
-    pub(super) checked_history: AtomicU64,
-    /// A [`Peer`].
-    pub(super) peer: AtomicU8,
-    /// Proofs of rangecaches, if the peer is one, or a balancer that sends calls to several.
-    pub(super) hubs: Mutex<Hubs>,
+    /// What it stands for.
+    pub(super) peer: Peer,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,
-    /// When the connection was opened.
-    pub(super) opened: Instant,
     /// [`Connection::cluster_id`]; 0 before.
     cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
@@ -119,11 +100,8 @@ impl Connection {
             origin,
             transport,
             in_flight: AtomicUsize::new(0),
-            checked_history: AtomicU64::new(0),
-            peer: AtomicU8::new(Peer::Unknown as u8),
-            hubs: Mutex::default(),
+            peer: Peer::new(),
             history_turn: Semaphore::new(1),
-            opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
             named,
             credentials: Arc::clone(credentials),
@@ -142,24 +120,6 @@ impl Connection {
     #[must_use]
     pub fn url(&self) -> &Url {
         &self.url
-    }
-
-    /// Takes what a response says about the rangecache that it comes from out of `headers`: clients get etcd's.
-    fn take_origin(&self, headers: &mut HeaderMap) -> Option<Origin> {
-        let Some(origin) = Origin::of(headers) else {
-            if self.peer.load(Ordering::Relaxed) == Peer::Unknown as u8 {
-                self.peer.store(Peer::Etcd as u8, Ordering::Release);
-            }
-            return None;
-        };
-        headers.remove(HISTORY);
-        self.peer.store(Peer::Hub as u8, Ordering::Release);
-        self.server.record_hub();
-        if let Origin::Proven(proof) = origin {
-            self.hubs.lock().note(proof, self.opened);
-            self.checked_history.store(0, Ordering::Release);
-        }
-        Some(origin)
     }
 
     /// Number of calls in flight.
@@ -190,15 +150,14 @@ impl Connection {
         }
     }
 
-    /// A unary call of rangecache's own through `lean` and without tonic: the message of the response, and what the response says
-    /// about the rangecache that it comes from.
+    /// A unary call of rangecache's own through `lean` and without tonic: the message of the response, and its lineage, if that is proven.
     pub(super) async fn call_lean<R: Message + Default>(
         self: &Arc<Self>,
         lean: &Lean,
         path: &'static str,
         message: &impl Message,
         metadata: MetadataMap,
-    ) -> Result<(R, Option<Origin>), tonic::Status> {
+    ) -> Result<(R, Option<Lineage>), tonic::Status> {
         let mut headers = metadata.into_headers();
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -211,8 +170,8 @@ impl Connection {
         let called = lean.call(&uri, &headers, &body).await;
         let mut response = called.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
         self.note_response(&mut response);
-        let origin = response.extensions().get::<Origin>().copied();
-        Ok((unary_message(response)?, origin))
+        let lineage = self.lineage_of(response.extensions());
+        Ok((unary_message(response)?, lineage))
     }
 
     /// Sends a call of a tonic client through `lean`. Its body may have an end that depends on the response.
@@ -281,8 +240,8 @@ impl Connection {
     /// Takes what a response says about its peer.
     fn note_response<B>(&self, response: &mut Response<B>) {
         self.server.record_response();
-        if let Some(origin) = self.take_origin(response.headers_mut()) {
-            response.extensions_mut().insert(origin);
+        if self.peer.note_response(response) {
+            self.server.record_hub();
         }
     }
 
@@ -389,6 +348,7 @@ mod tests {
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinHandle;
+    use tokio::time::Instant;
     use tokio_util::either::Either;
 
     use super::*;

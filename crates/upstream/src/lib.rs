@@ -73,9 +73,9 @@ mod window;
 pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
-    MAX_MESSAGE_BYTES, anonymous_check, around_hubs, caller_identity, check_read_permission,
-    compact_revision, header_request, is_check_key, is_compacted, is_compaction, is_future_revision,
-    is_refusal, is_serving, is_too_large, members, proven_header, range,
+    MAX_MESSAGE_BYTES, anonymous_check, caller_identity, check_read_permission, compact_revision,
+    header_request, is_check_key, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving,
+    is_too_large, members, proven_header, range,
 };
 pub use capabilities::NoRangeStream;
 pub use channel::Channel;

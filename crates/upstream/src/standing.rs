@@ -2,26 +2,84 @@
 //! and nowhere outside this crate.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use etcd_wire::etcdserverpb::StatusResponse;
-use etcd_wire::grpc::hub::Origin;
+use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
+use etcd_wire::grpc::fields::{CHECK, PROBE};
+use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
 use etcd_wire::grpc::metadata::set_bypass;
-use http::HeaderMap;
+use http::{Extensions, HeaderMap, Response};
+use parking_lot::Mutex;
 use tokio::time::Instant;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::calls::hub_check;
-use super::connection::{Connection, Peer};
-use super::hubs::{Lineage, Standing};
+use super::calls::{READ_TIMEOUT, anonymous_check, is_refusal};
+use super::connection::Connection;
+use super::hubs::{Hubs, Lineage, Standing};
 
 /// Attempts at a proof of one hub: a balancer may lead to others.
 const PROOF_ATTEMPTS: u32 = 16;
+
+/// What responses have shown of the peer of a connection.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// A [`Server`].
+    server: AtomicU8,
+    /// Proofs of rangecaches, if the peer is one, or a balancer that sends calls to several.
+    hubs: Mutex<Hubs>,
+    /// Number, plus one, of the history to which the member was found to belong; 0 until then, and behind a hub.
+    checked_history: AtomicU64,
+    /// When the connection was opened.
+    opened: Instant,
+}
+
+/// Kind of a peer.
+#[derive(Clone, Copy)]
+enum Server {
+    /// It has not responded yet.
+    Unknown,
+    /// No response has come from another rangecache.
+    Etcd,
+    /// Another rangecache has responded.
+    Hub,
+}
+
+impl Peer {
+    /// The peer of a connection that is opened now.
+    pub(super) fn new() -> Peer {
+        Peer {
+            server: AtomicU8::new(Server::Unknown as u8),
+            hubs: Mutex::default(),
+            checked_history: AtomicU64::new(0),
+            opened: Instant::now(),
+        }
+    }
+
+    /// Takes what `response` says about the rangecache that it comes from out of its headers, into its extensions: clients get etcd's.
+    /// Returns whether it comes from one.
+    pub(super) fn note_response<B>(&self, response: &mut Response<B>) -> bool {
+        let Some(origin) = Origin::of(response.headers()) else {
+            if self.server.load(Ordering::Relaxed) == Server::Unknown as u8 {
+                self.server.store(Server::Etcd as u8, Ordering::Release);
+            }
+            return false;
+        };
+        response.headers_mut().remove(HISTORY);
+        self.server.store(Server::Hub as u8, Ordering::Release);
+        if let Origin::Proven(proof) = origin {
+            self.hubs.lock().note(proof, self.opened);
+            self.checked_history.store(0, Ordering::Release);
+        }
+        response.extensions_mut().insert(origin);
+        true
+    }
+}
 
 impl Connection {
     /// Standing of the last response; `None` behind a hub that has proven nothing.
     #[must_use]
     pub fn standing(&self) -> Option<Standing> {
-        let of_hub = self.hubs.lock().last();
+        let of_hub = self.peer.hubs.lock().last();
         if of_hub.is_some() || self.leads_to_hub() {
             return of_hub;
         }
@@ -36,7 +94,7 @@ impl Connection {
     pub fn stands_since(&self, lineage: Lineage) -> Instant {
         let proven = match lineage {
             Lineage::Member => None,
-            Lineage::Hub(history) => self.hubs.lock().proven(history),
+            Lineage::Hub(history) => self.peer.hubs.lock().proven(history),
         };
         proven.map_or_else(|| self.opened(), |standing| standing.since)
     }
@@ -48,7 +106,7 @@ impl Connection {
         if self.leads_to_hub() {
             Instant::now()
         } else {
-            self.opened
+            self.peer.opened
         }
     }
 
@@ -56,16 +114,16 @@ impl Connection {
     /// proven another one since.
     #[must_use]
     pub fn unchanged_since(&self) -> Instant {
-        self.hubs.lock().changed().unwrap_or(self.opened)
+        self.peer.hubs.lock().changed().unwrap_or(self.peer.opened)
     }
 
-    /// The lineage of a response that says `origin` of the rangecache that it comes from. `None` if that has not proven any, or
-    /// another one since, and if a balancer leads to hubs and to members.
-    pub(super) fn lineage_of(&self, origin: Option<Origin>) -> Option<Lineage> {
-        match origin {
+    /// The lineage of a response with these `extensions`. `None` if the rangecache that it comes from has not proven any, or another one
+    /// since, and if a balancer leads to hubs and to members.
+    pub(super) fn lineage_of(&self, extensions: &Extensions) -> Option<Lineage> {
+        match extensions.get() {
             Some(Origin::Hub) => None,
             Some(Origin::Proven(proof)) => {
-                let is_last = self.hubs.lock().proven(proof.history).is_some();
+                let is_last = self.peer.hubs.lock().proven(proof.history).is_some();
                 is_last.then_some(Lineage::Hub(proof.history))
             }
             None => (!self.leads_to_hub()).then_some(Lineage::Member),
@@ -96,20 +154,20 @@ impl Connection {
     /// Whether all that the connection has brought since it was opened is of one history, which may be that of now. What a hub has sent
     /// between two proofs of one history is of that history.
     pub async fn has_one_lineage(self: &Arc<Self>) -> bool {
-        !self.leads_to_hub() || hub_check(self).await.is_ok() && self.hubs.lock().changed().is_none()
+        !self.leads_to_hub() || hub_check(self).await.is_ok() && self.peer.hubs.lock().changed().is_none()
     }
 
     /// The lineages that were proven last on the connection, of each hub behind it.
     #[must_use]
     pub fn proven_lineages(&self) -> Vec<Lineage> {
-        self.hubs.lock().lineages()
+        self.peer.hubs.lock().lineages()
     }
 
     /// The lineage of all that the connection has brought since `before` were those of [`Connection::proven_lineages`]; `None` if it
     /// may have been of several, or a raft log shows it.
     #[must_use]
     pub fn lineage_since(&self, before: &[Lineage]) -> Option<Lineage> {
-        let hubs = self.hubs.lock();
+        let hubs = self.peer.hubs.lock();
         let Standing { lineage, .. } = hubs.last()?;
         let is_same = before.contains(&lineage) || before.is_empty() && hubs.changed().is_none();
         is_same.then_some(lineage)
@@ -120,18 +178,18 @@ impl Connection {
     #[must_use]
     pub fn is_of_history(&self, history: u64, lineage: Lineage) -> bool {
         match lineage {
-            Lineage::Member => self.checked_history.load(Ordering::Acquire) == history + 1,
-            Lineage::Hub(of_hub) => self.hubs.lock().is_of_history(of_hub, history),
+            Lineage::Member => self.peer.checked_history.load(Ordering::Acquire) == history + 1,
+            Lineage::Hub(of_hub) => self.peer.hubs.lock().is_of_history(of_hub, history),
         }
     }
 
     /// Sets [`Connection::is_of_history`], unless a hub behind the connection has proven another lineage since.
     pub fn set_history(&self, history: u64, lineage: Lineage) {
-        let mut hubs = self.hubs.lock();
+        let mut hubs = self.peer.hubs.lock();
         match lineage {
             Lineage::Hub(of_hub) => hubs.set_history(of_hub, history),
             Lineage::Member if hubs.last().is_none() => {
-                self.checked_history.store(history + 1, Ordering::Release);
+                self.peer.checked_history.store(history + 1, Ordering::Release);
             }
             Lineage::Member => {}
         }
@@ -139,7 +197,7 @@ impl Connection {
 
     /// Unsets [`Connection::is_of_history`] of a member: the next check has to show it again.
     pub fn compare_again(&self) {
-        self.checked_history.store(0, Ordering::Release);
+        self.peer.checked_history.store(0, Ordering::Release);
     }
 
     /// Status with the raft log of the member with this id ([`Connection::status_of`]); `None` where raft logs cannot be compared.
@@ -172,14 +230,53 @@ impl Connection {
         set_bypass(headers, self.may_lead_to_hub());
     }
 
+    /// Marks the metadata of a quorum check for a hub. One that `may_wait` may be one that the hub makes for others.
+    pub(super) fn mark_check(&self, metadata: &mut MetadataMap, may_wait: bool) {
+        if may_wait && self.leads_to_hub() {
+            metadata.insert(PROBE.0, MetadataValue::from_static("true"));
+        }
+        if self.may_lead_to_hub() {
+            metadata.insert(CHECK.0, MetadataValue::from_static("true"));
+        }
+    }
+
     /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
     pub(super) fn leads_to_hub(&self) -> bool {
-        self.peer.load(Ordering::Acquire) == Peer::Hub as u8
+        self.peer.server.load(Ordering::Acquire) == Server::Hub as u8
     }
 
     /// Whether the peer is another rangecache, or has not responded yet.
     pub(super) fn may_lead_to_hub(&self) -> bool {
-        self.peer.load(Ordering::Acquire) != Peer::Etcd as u8
+        self.peer.server.load(Ordering::Acquire) != Server::Etcd as u8
+    }
+}
+
+/// Whether a response with these `extensions` comes from a rangecache that has not proven in which history.
+pub(super) fn is_unproven(extensions: &Extensions) -> bool {
+    matches!(extensions.get(), Some(Origin::Hub))
+}
+
+/// A quorum check by the hub behind `connection`: etcd's header, and the history in which the hub has proven it. What the hub
+/// has sent before was of that history, too, if an earlier check has shown the same one: histories do not come back.
+///
+/// # Errors
+/// etcd's status; `Unavailable` if the hub has not proven its history, as while etcd's auth is on.
+pub(super) async fn hub_check(
+    connection: &Arc<Connection>,
+) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
+    let checking = anonymous_check(connection, 0, false, MetadataMap::new());
+    let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
+    let checked =
+        checked.map_err(|_| tonic::Status::deadline_exceeded("no response to a quorum check in time"))?;
+    match checked {
+        Ok((Some(header), Some(Lineage::Hub(history)))) => Ok((header, history)),
+        Err(status) if is_refusal(&status) => Err(tonic::Status::unavailable(
+            "while etcd's auth is on, another rangecache proves nothing: reads are forwarded to it",
+        )),
+        Err(status) => Err(status),
+        Ok(_) => Err(tonic::Status::unavailable(
+            "the rangecache behind the connection has not proven its history",
+        )),
     }
 }
 
@@ -189,6 +286,7 @@ mod tests {
     use crate::calls::is_serving;
     use crate::fake::FakeEtcd;
     use crate::testing::open;
+    use etcd_wire::grpc::metadata::is_bypassing;
 
     /// A server, and a connection to it on which it has responded.
     async fn connected() -> (FakeEtcd, Arc<Connection>) {
@@ -215,7 +313,7 @@ mod tests {
         };
         assert_eq!(respond("0a").await, None, "a hub that has proven nothing");
         assert_eq!(
-            connection.lineage_of(None),
+            connection.lineage_of(&Extensions::new()),
             None,
             "a balancer leads to it and to a member"
         );
@@ -250,5 +348,22 @@ mod tests {
         assert!(second >= began, "it is new");
         assert_eq!(since("0a.1.3600000").await, second);
         assert!(since("0a.2.3600000").await >= second, "another history");
+    }
+
+    #[tokio::test]
+    async fn read_around_hubs_is_marked_until_the_peer_is_known_to_be_etcd() {
+        let server = FakeEtcd::start(async |_, _| Ok(Vec::new())).await;
+        let connection = open(&server.url).await.unwrap();
+        let is_marked = || {
+            let mut headers = HeaderMap::new();
+            connection.set_bypass(&mut headers);
+            is_bypassing(&headers)
+        };
+        assert!(is_marked(), "no response");
+        is_serving(&connection).await;
+        assert!(!is_marked(), "a response of etcd");
+        *server.history.lock() = Some("0a");
+        is_serving(&connection).await;
+        assert!(is_marked(), "a response of a hub");
     }
 }

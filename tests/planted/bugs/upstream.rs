@@ -102,8 +102,8 @@ if self.limit.covers == LimitCovers::Body {
         shows: "no response",
         changes: &[Change {
             item: "Connection::may_lead_to_hub",
-            find: "self.peer.load(Ordering::Acquire) != Peer::Etcd as u8",
-            replace: "self.peer.load(Ordering::Acquire) == Peer::Hub as u8",
+            find: "self.peer.server.load(Ordering::Acquire) != Server::Etcd as u8",
+            replace: "self.peer.server.load(Ordering::Acquire) == Server::Hub as u8",
         }],
     },
     Bug {
