@@ -512,14 +512,13 @@ fn budget(
 mod tests {
     use super::*;
     use crate::admin::status::model::ImageStatus;
-    use rangecache_upstream::gates;
+    use rangecache_upstream::{EndpointPeer, gates};
 
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
         EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
-            is_hub: false,
-            behind_hub: None,
+            peer: EndpointPeer::default(),
             is_leaving: false,
             version: None,
             role: "follower",

@@ -155,11 +155,11 @@ impl Drop for Client {
 
 impl Proxy {
     /// Whether a read that memory cannot answer for `reason` is refused. KEP-2340's rule: as many reads as a mirror
-    /// answers could be more than etcd can. With etcd's auth on, a hub has to answer all of them, and can.
+    /// answers could be more than etcd can. With etcd's auth on, a hub has to answer all of them from its memory, and can.
     pub(super) fn refuses_reads(&self, reason: Reason) -> bool {
-        let is_left_to_hub =
-            || self.mirrors.cluster_state.auth() == Auth::On && self.forward.upstream.is_behind_hub();
-        reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !is_left_to_hub()
+        let others_can =
+            || self.mirrors.cluster_state.auth() == Auth::On && self.forward.upstream.has_memory();
+        reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !others_can()
     }
 
     /// Access to the turns of scans for a call of the connection with this `account`.

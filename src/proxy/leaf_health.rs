@@ -25,7 +25,7 @@ pub(super) fn answer_leaf_health(
     let fields = &head.fields;
     let is_of_leaf = head.is_grpc_call
         && head.method == Method::Health
-        && fields.is_health_check
+        && fields.marks.health
         && fields.is_of_rangecache
         && request.uri().path() == HEALTH_CHECK;
     if !is_of_leaf {

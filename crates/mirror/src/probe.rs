@@ -121,7 +121,7 @@ async fn proof(probe: &Probe<'_>, ticks: u32, may_wait: bool) -> Result<Proof, R
     let (set, freshness) = (probe.set, probe.freshness);
     let credentials = probe.upstream.credentials();
     if !credentials.name_a_user() {
-        return if may_wait && probe.upstream.is_behind_hub() {
+        return if may_wait && probe.upstream.has_memory() {
             freshness.probe().await
         } else {
             freshness.prove().await

@@ -10,10 +10,8 @@ use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::behind_hub::BehindHub;
 use super::connection::Connection;
-use super::hubs::Lineage;
-use super::standing::{hub_check, is_unproven};
+use super::standing::{Behind, Lineage};
 use etcd_wire::etcdserverpb::cluster_client::ClusterClient;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::watch_client::WatchClient;
@@ -60,7 +58,7 @@ pub async fn anonymous_check(
         revision,
         ..header_request(Bytes::from_static(CHECK_KEY))
     };
-    connection.mark_check(&mut metadata, may_wait);
+    connection.peer.mark_check(&mut metadata, may_wait);
     if connection.may_act_as_user() {
         // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token
         // that was never issued. With auth off, etcd ignores tokens.
@@ -75,7 +73,7 @@ pub async fn anonymous_check(
     let mut request = tonic::Request::new(message);
     *request.metadata_mut() = metadata;
     let response = KvClient::with_origin(channel, origin).range(request).await?;
-    let lineage = connection.lineage_of(response.extensions());
+    let lineage = connection.peer.lineage_of(response.extensions());
     Ok((response.into_inner().header, lineage))
 }
 
@@ -141,25 +139,7 @@ pub async fn range(
     Ok(range_response(connection, request).await?.into_inner())
 }
 
-/// Header of etcd's response to a linearizable `request`, of a lineage that is proven.
-///
-/// # Errors
-/// Those of [`range`]; `Unavailable` if a hub has not proven its history.
-pub async fn proven_header(
-    connection: &Arc<Connection>,
-    request: RangeRequest,
-) -> Result<ResponseHeader, tonic::Status> {
-    let response = range_response(connection, request).await?;
-    let header = if is_unproven(response.extensions()) {
-        // Memory of the hub does not have the key, or is not in service.
-        Some(hub_check(connection).await?.0)
-    } else {
-        response.into_inner().header
-    };
-    Ok(header.unwrap_or_default())
-}
-
-async fn range_response(
+pub(super) async fn range_response(
     connection: &Arc<Connection>,
     request: RangeRequest,
 ) -> Result<tonic::Response<RangeResponse>, tonic::Status> {
@@ -237,7 +217,7 @@ pub async fn check_read_permission(
     };
     let response = KvClient::with_origin(channel, origin).txn(request).await?;
     // A hub proves nothing of what it forwards.
-    let lineage = connection.lineage_of(response.extensions());
+    let lineage = connection.peer.lineage_of(response.extensions());
     Ok((response.into_inner().header, lineage))
 }
 
@@ -253,7 +233,7 @@ pub(super) struct EndpointHealth {
     pub(super) is_serving: bool,
     /// Etcd that the rangecache behind it leads to, if it has answered by itself: it does so only while one of its endpoints serves,
     /// votes and knows a leader.
-    pub(super) behind_hub: Option<BehindHub>,
+    pub(super) behind: Option<Behind>,
 }
 
 /// Health of the endpoint itself: another rangecache answers for the members behind it.
@@ -263,9 +243,7 @@ pub(super) async fn endpoint_health(connection: &Arc<Connection>) -> EndpointHea
     let response = health_check(connection, metadata).await;
     EndpointHealth {
         is_serving: is_healthy_response(&response),
-        behind_hub: response
-            .ok()
-            .and_then(|response| BehindHub::of(response.metadata())),
+        behind: response.ok().and_then(|response| Behind::of(response.metadata())),
     }
 }
 

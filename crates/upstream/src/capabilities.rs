@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::behind_hub::BehindHub;
 use super::gates::{self, EndpointReport};
+use super::standing::EndpointPeer;
 use super::version::Version;
 
 /// Start of etcd's messages for an `Unimplemented` that concerns the *request*; any other concerns the method.
@@ -72,11 +72,9 @@ pub(super) struct ServerCapabilities {
     version: Mutex<Option<Version>>,
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
-    is_hub: AtomicBool,
+    pub(super) peer: Mutex<EndpointPeer>,
     /// When it has last sent what the lean client does not know.
     not_lean_since: Mutex<Option<Instant>>,
-    /// Statement of the rangecache that has answered the last health check by itself.
-    behind_hub: Mutex<Option<BehindHub>>,
     /// Number of responses on all connections.
     responses: AtomicU64,
     /// Cancelled once the endpoint is used no more.
@@ -131,32 +129,10 @@ impl ServerCapabilities {
         self.is_emulation.load(Ordering::Relaxed)
     }
 
-    /// Records that the server is another rangecache.
-    pub(super) fn record_hub(&self) {
-        self.is_hub.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the server is known to be another rangecache.
-    pub(super) fn is_hub(&self) -> bool {
-        self.is_hub.load(Ordering::Relaxed)
-    }
-
-    /// Records what a hub leads to; `None` if the last health check was not answered by one.
-    pub(super) fn record_behind_hub(&self, behind: Option<BehindHub>) {
-        *self.behind_hub.lock() = behind;
-    }
-
-    /// The URLs to which the hub leads, separated by commas, if it serves.
-    pub(super) fn behind_hub(&self) -> Option<String> {
-        let behind = self.behind_hub.lock();
-        behind.as_ref().map(|behind| behind.endpoints.clone())
-    }
-
     /// Records that a connection was opened again: another server may be behind the endpoint.
     pub(super) fn record_reconnected(&self) {
         self.lacks_range_stream.store(false, Ordering::Relaxed);
-        self.is_hub.store(false, Ordering::Relaxed);
-        *self.behind_hub.lock() = None;
+        *self.peer.lock() = EndpointPeer::default();
     }
 
     /// Whether the lean client may be used.

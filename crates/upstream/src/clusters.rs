@@ -113,7 +113,7 @@ impl Clusters {
             return;
         };
         let mut told = vec![(slot.clone(), id)];
-        if connection.leads_to_hub() && self.is_left_out(Some(id)) {
+        if connection.outlives_etcd() && self.is_left_out(Some(id)) {
             let others = others();
             let asking = others
                 .iter()

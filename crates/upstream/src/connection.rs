@@ -15,10 +15,9 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
-use super::hubs::Lineage;
 use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
-use super::standing::Peer;
+use super::standing::{Lineage, Peer};
 use super::transport::Transport;
 use super::upstream_body::UpstreamBody;
 use etcd_wire::grpc::frame::framed;
@@ -44,7 +43,7 @@ pub struct Connection {
     origin: Uri,
     transport: Transport,
     in_flight: AtomicUsize,
-    /// What it stands for.
+    /// Peer, and the history that it stands for.
     pub(super) peer: Peer,
     /// The turn of a comparison that finds this out.
     history_turn: Semaphore,
@@ -170,7 +169,7 @@ impl Connection {
         let called = lean.call(&uri, &headers, &body).await;
         let mut response = called.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
         self.note_response(&mut response);
-        let lineage = self.lineage_of(response.extensions());
+        let lineage = self.peer.lineage_of(response.extensions());
         Ok((unary_message(response)?, lineage))
     }
 
@@ -240,9 +239,7 @@ impl Connection {
     /// Takes what a response says about its peer.
     fn note_response<B>(&self, response: &mut Response<B>) {
         self.server.record_response();
-        if self.peer.note_response(response) {
-            self.server.record_hub();
-        }
+        self.peer.note_response(&self.server.peer, response);
     }
 
     /// This endpoint's scheme and authority, and `path`.

@@ -23,6 +23,7 @@ use super::error::ConnectError;
 use super::health::{HealthMonitor, StatusReport};
 use super::lean::Lean;
 use super::role::Role;
+use super::standing::EndpointPeer;
 use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::net::Url;
@@ -120,10 +121,8 @@ pub struct EndpointView {
     pub is_avoided: bool,
     /// Error of the last lost or refused connection; empty if there was none.
     pub last_error: String,
-    /// Whether it is another rangecache.
-    pub is_hub: bool,
-    /// The URLs to which it leads, separated by commas, if it is another rangecache that serves.
-    pub behind_hub: Option<String>,
+    /// The rangecache at it, if there is one.
+    pub peer: EndpointPeer,
     /// Why RangeStream is not used on the endpoint.
     pub no_range_stream: Option<NoRangeStream>,
 }
@@ -412,8 +411,7 @@ impl Endpoint {
             is_healthy: self.is_healthy(),
             is_avoided: self.is_avoided(),
             last_error: self.recorded_error(),
-            is_hub: self.server.is_hub(),
-            behind_hub: self.server.behind_hub(),
+            peer: self.server.peer.lock().clone(),
             no_range_stream: self.server.no_range_stream(),
         }
     }
@@ -631,11 +629,11 @@ impl Endpoint {
             }
             let health = monitor.health().await;
             let is_serving = health.as_ref().map(|health| health.is_serving);
-            let behind_hub = health.and_then(|health| health.behind_hub);
+            let behind = health.and_then(|health| health.behind);
             // A hub that answers by itself has looked at the roles of its members.
-            self.record_health(is_serving, can_prove || behind_hub.is_some());
-            let cluster_id = behind_hub.as_ref().map(|behind| behind.cluster_id);
-            self.server.record_behind_hub(behind_hub);
+            self.record_health(is_serving, can_prove || behind.is_some());
+            let cluster_id = behind.as_ref().map(|behind| behind.cluster_id);
+            self.server.peer.lock().record_behind(behind);
             if let Some(id) = cluster_id {
                 connection.set_cluster_id(id);
                 self.record_cluster(slot, connection, context).await;

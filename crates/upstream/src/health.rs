@@ -29,8 +29,8 @@ pub(super) struct HealthMonitor<'a> {
     interval: Interval,
     /// Ticks since the last one at which the status was due.
     ticks: u32,
-    /// Whether the last health check was answered by a hub.
-    is_of_hub: bool,
+    /// Ticks after which it is due.
+    status_ticks: u32,
 }
 
 /// Result of a status call.
@@ -54,19 +54,14 @@ impl<'a> HealthMonitor<'a> {
             connection,
             interval,
             ticks: STATUS_TICKS_BEHIND_HUB,
-            is_of_hub: false,
+            status_ticks: STATUS_TICKS,
         }
     }
 
     /// Waits for the next tick; returns whether the status is due.
     pub(super) async fn tick(&mut self) -> bool {
         self.interval.tick().await;
-        let of_status = if self.is_of_hub {
-            STATUS_TICKS_BEHIND_HUB
-        } else {
-            STATUS_TICKS
-        };
-        let is_due = self.ticks >= of_status;
+        let is_due = self.ticks >= self.status_ticks;
         self.ticks = if is_due { 1 } else { self.ticks + 1 };
         is_due
     }
@@ -86,8 +81,8 @@ impl<'a> HealthMonitor<'a> {
     pub(super) async fn health(&mut self) -> Option<EndpointHealth> {
         let checking = tokio::time::timeout(HEALTH_TIMEOUT, endpoint_health(self.connection));
         let health = checking.await.ok();
-        let behind_hub = health.as_ref().and_then(|health| health.behind_hub.as_ref());
-        self.is_of_hub = behind_hub.is_some();
+        let behind = health.as_ref().and_then(|health| health.behind.as_ref());
+        self.status_ticks = behind.map_or(STATUS_TICKS, |_| STATUS_TICKS_BEHIND_HUB);
         health
     }
 }

@@ -9,8 +9,7 @@
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection: calls on it, what is known of its peer |
-//! | `hubs` | proofs of the rangecaches behind a connection |
-//! | `standing` | what a connection stands for: which history, since when |
+//! | `standing` | what a connection stands for: which history, since when; the rangecaches behind it |
 //! | `opening`, `channel`, `member_status` | how a connection is opened; a connection for tonic's clients; the status of its member |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
 //! | `lean` | the client of the connections for quorum checks and short calls |
@@ -30,7 +29,6 @@
 
 mod authentication;
 mod backoff;
-mod behind_hub;
 mod calls;
 mod capabilities;
 mod channel;
@@ -47,7 +45,6 @@ mod flags;
 pub use lean::fuzzing;
 pub mod gates;
 mod health;
-mod hubs;
 mod lean;
 mod list;
 mod member_status;
@@ -75,7 +72,7 @@ pub use backoff::{Backoff, jittered};
 pub use calls::{
     MAX_MESSAGE_BYTES, anonymous_check, caller_identity, check_read_permission, compact_revision,
     header_request, is_check_key, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving,
-    is_too_large, members, proven_header, range,
+    is_too_large, members, range,
 };
 pub use capabilities::NoRangeStream;
 pub use channel::Channel;
@@ -88,7 +85,6 @@ pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
-pub use hubs::{Lineage, Standing};
 pub use lean::MAX_SHORT_BYTES;
 pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
@@ -96,6 +92,7 @@ pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
 pub use srv::{SrvError, follow_srv};
+pub use standing::{EndpointPeer, Lineage, Standing, proven_header};
 pub use sync::follow_members;
 pub use upstream_body::{UpstreamBody, is_reset};
 pub use version::Version;

@@ -277,7 +277,9 @@ impl Upstream {
     fn leader(&self, class: ConnectionClass) -> Option<Arc<Connection>> {
         let endpoints = self.list();
         let is_leader = |endpoint: &&Arc<Endpoint>| {
-            endpoint.role() == Role::Leader && endpoint.rank() == 0 && !endpoint.server.is_hub()
+            endpoint.role() == Role::Leader
+                && endpoint.rank() == 0
+                && !endpoint.server.peer.lock().is_rangecache()
         };
         let leader = endpoints.iter().find(is_leader)?;
         let busy =
@@ -504,10 +506,12 @@ impl Upstream {
         }
     }
 
-    /// Whether an endpoint is known to be another rangecache.
+    /// Whether an endpoint is known to have a memory of its own: to be another rangecache.
     #[must_use]
-    pub fn is_behind_hub(&self) -> bool {
-        self.list().iter().any(|endpoint| endpoint.server.is_hub())
+    pub fn has_memory(&self) -> bool {
+        self.list()
+            .iter()
+            .any(|endpoint| endpoint.server.peer.lock().is_rangecache())
     }
 
     /// The URLs of the endpoints, separated by commas, those that serve first; `None` if none is connected and healthy.

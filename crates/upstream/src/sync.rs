@@ -38,14 +38,14 @@ pub fn follow_members(upstream: &Arc<Upstream>, interval: Duration) {
 async fn follow(upstream: &Upstream, interval: Duration) {
     let mut warned = BTreeSet::new();
     let mut pause = interval.min(FIRST_PAUSE);
-    let mut warned_of_hub = false;
+    let mut warned_of_memory = false;
     loop {
         tokio::time::sleep(pause).await;
         // Before the look at the endpoints: the response shows whether it comes from a hub.
         let found = known_members(upstream).await;
-        if upstream.is_behind_hub() {
+        if upstream.has_memory() {
             // The members would be used in the place of the hub.
-            if !std::mem::replace(&mut warned_of_hub, true) {
+            if !std::mem::replace(&mut warned_of_memory, true) {
                 tracing::warn!(
                     "an endpoint is another rangecache: --endpoints-auto-sync-interval has no effect in front of it"
                 );

@@ -172,6 +172,7 @@ mod tests {
     use crate::diagnosis::FindingId;
     use rangecache_base::telemetry::state_changes::ChangeKind;
     use rangecache_base::telemetry::{Outcome, Reason};
+    use rangecache_upstream::EndpointPeer;
 
     use crate::admin::process::ProcessStatus;
 
@@ -312,8 +313,7 @@ mod tests {
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 source: "flag",
-                is_hub: false,
-                behind_hub: None,
+                peer: EndpointPeer::default(),
                 is_leaving: false,
                 version: None,
                 role: "no_leader",

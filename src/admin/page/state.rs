@@ -168,7 +168,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
         ("good", "healthy")
     };
     let role = match endpoint.role {
-        _ if endpoint.is_hub => "another rangecache",
+        _ if endpoint.peer.is_rangecache() => "another rangecache",
         "no_leader" => "knows no leader",
         "unknown" => "not known",
         role => role,
@@ -183,7 +183,7 @@ fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
                 @if endpoint.source == EndpointSource::Fallback.as_str() { (pair("used", "while no other endpoint serves")) }
                 (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
                 (pair("role", role))
-                @if let Some(endpoints) = &endpoint.behind_hub { (pair("in front of", endpoints)) }
+                @if let Some(endpoints) = endpoint.peer.leads_to() { (pair("in front of", endpoints)) }
                 (pair("connections", &connections))
                 (pair("calls in flight", &count(endpoint.calls as u64)))
                 (pair("RangeStream", range_stream_in_words(endpoint)))
@@ -248,6 +248,7 @@ mod tests {
     use super::*;
     use crate::admin::status::model::AdoptedStatus;
     use crate::admin::status::model::Stretch;
+    use rangecache_upstream::EndpointPeer;
 
     fn mirror() -> MirrorStatus {
         MirrorStatus {
@@ -348,8 +349,7 @@ mod tests {
         let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
-            is_hub: false,
-            behind_hub: None,
+            peer: EndpointPeer::default(),
             is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",

@@ -199,8 +199,8 @@ fn unsigned(value: i64) -> u64 {
 
 fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
     let metrics = &handles.metrics.proxy.watches;
-    let hubs = handles.mirrors.all();
-    let held: Vec<_> = hubs
+    let mirrors = handles.mirrors.all();
+    let held: Vec<_> = mirrors
         .filter_map(|mirror| Some(handles.mirrors.fan_out(mirror)?.held()))
         .collect();
     let etcd_streams = metrics.etcd_streams().map(|(reason, count)| StreamCount {
@@ -222,8 +222,7 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
     EndpointStatus {
         url: view.url.to_string(),
         source: view.source.as_str(),
-        is_hub: view.is_hub,
-        behind_hub: view.behind_hub.clone(),
+        peer: view.peer.clone(),
         is_leaving: view.is_leaving,
         version: view.version.map(|version| version.to_string()),
         role: match view.role {

@@ -12,6 +12,7 @@ use crate::admin::process::ProcessStatus;
 use crate::diagnosis::{Finding, Severity};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::outcome::Outcome;
+use rangecache_upstream::EndpointPeer;
 
 /// Everything that the page shows.
 #[derive(Debug, Serialize)]
@@ -247,10 +248,8 @@ pub(crate) struct EndpointStatus {
     pub(crate) url: String,
     /// `flag`, `members` or `fallback`.
     pub(crate) source: &'static str,
-    /// The endpoint is another rangecache.
-    pub(crate) is_hub: bool,
-    /// The URLs to which it leads, separated by commas, if it is another rangecache that serves.
-    pub(crate) behind_hub: Option<String>,
+    #[serde(flatten)]
+    pub(crate) peer: EndpointPeer,
     /// The endpoint is left as soon as another one serves.
     pub(crate) is_leaving: bool,
     pub(crate) version: Option<String>,

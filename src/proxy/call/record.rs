@@ -15,10 +15,9 @@ use super::head::CallHead;
 use super::spans::{CreateSpans, Trace};
 use crate::proxy::metrics::ProxyTelemetry;
 use etcd_store::cache::{RangeQuery, Rope};
-use etcd_wire::grpc::Status;
-use etcd_wire::grpc::hub::{HISTORY, history_value};
 use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
+use etcd_wire::grpc::{Status, set_history};
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::calls::{Call, Revisions};
 use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
@@ -388,9 +387,7 @@ impl CallRecord {
         let is_proven = self.outcome.is_from_memory() && self.stale_age.is_none();
         let proof = self.history.filter(|_| is_proven);
         let proof = proof.map(|(history, opened)| (history.number(), opened.elapsed()));
-        if let Some(value) = history_value(self.telemetry.instance.id(), proof) {
-            response.headers_mut().insert(HISTORY, value);
-        }
+        set_history(response.headers_mut(), self.telemetry.instance.id(), proof);
     }
 
     /// Adds what answers a read to its response, if the client asks for it.

@@ -17,7 +17,7 @@ use rangecache_upstream::{gates, is_check_key};
 /// Whether the read is the quorum check of a leaf.
 pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
     let (query, metadata) = (&request.query, &request.metadata);
-    metadata.is_check
+    metadata.marks.check
         && metadata.is_of_rangecache
         && is_check_key(&query.key)
         && query.range_end.is_empty()
@@ -44,7 +44,7 @@ pub(super) async fn answer_leaf_check(
     if cluster_state.auth() == Auth::On {
         return Err(Reason::Auth);
     }
-    let checked = if request.metadata.is_probe && query.revision <= 0 {
+    let checked = if request.metadata.marks.probe && query.revision <= 0 {
         let proof = proxy.mirrors.freshness.prove_with_others().await;
         // That the leaf lets it wait is no latency.
         record.measure_from_now();

@@ -426,12 +426,12 @@ mod tests {
         assert!(turn(&request(), &refusal, &record).is_none());
         let mut of_leaf = request();
         of_leaf.query.key = "rangecache/quorum-check".into();
-        (of_leaf.metadata.is_check, of_leaf.metadata.is_of_rangecache) = (true, true);
+        (of_leaf.metadata.marks.check, of_leaf.metadata.is_of_rangecache) = (true, true);
         assert!(
             turn(&of_leaf, &entries, &record).is_none(),
             "it proves nothing then"
         );
-        of_leaf.metadata.is_check = false;
+        of_leaf.metadata.marks.check = false;
         assert!(turn(&of_leaf, &entries, &record).is_some(), "it is a client's");
         record.stale_age = Some(std::time::Duration::ZERO);
         assert!(turn(&request(), &entries, &record).is_none(), "it is stale");

@@ -156,7 +156,7 @@ impl Session {
             return Some(Status::NoLeader);
         }
         let is_without_feed = |watcher: &Watcher| watcher.reader.is_without_feed();
-        let ends = self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);
+        let ends = self.down.stream.metadata.marks.feed && self.watchers.all().any(is_without_feed);
         ends.then_some(Status::MirrorBehind)
     }
 
@@ -355,7 +355,7 @@ impl Session {
                 Some(_) => 1,
                 None => MAX_EVENTS,
             };
-            let is_feed = self.down.stream.metadata.is_feed;
+            let is_feed = self.down.stream.metadata.marks.feed;
             let bytes = &mut self.down.bytes;
             let has_room = |picked: &Picked| bytes.admit(picked.bytes(), is_feed);
             match watcher.reader.take_if(max_events, MAX_RESPONSE_BYTES, has_room) {

@@ -82,7 +82,7 @@ Err(_) => None,
         changes: &[Change {
             item: "is_leaf_check",
             find: "
-metadata.is_check
+metadata.marks.check
     && metadata.is_of_rangecache
 ",
             replace: "metadata.is_of_rangecache",

@@ -416,8 +416,8 @@ if self.watchers.unproven().is_some() {
         shows: "stale",
         changes: &[Change {
             item: "Session::ended_by_etcd",
-            find: "let ends = self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);",
-            replace: "let ends = !self.down.stream.metadata.is_feed && self.watchers.all().any(is_without_feed);",
+            find: "let ends = self.down.stream.metadata.marks.feed && self.watchers.all().any(is_without_feed);",
+            replace: "let ends = !self.down.stream.metadata.marks.feed && self.watchers.all().any(is_without_feed);",
         }],
     },
     Bug {

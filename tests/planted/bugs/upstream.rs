@@ -101,9 +101,9 @@ if self.limit.covers == LimitCovers::Body {
         test: "-p rangecache-upstream --lib read_around_hubs_is_marked_until_the_peer_is_known_to_be_etcd",
         shows: "no response",
         changes: &[Change {
-            item: "Connection::may_lead_to_hub",
-            find: "self.peer.server.load(Ordering::Acquire) != Server::Etcd as u8",
-            replace: "self.peer.server.load(Ordering::Acquire) == Server::Hub as u8",
+            item: "Peer::may_lead_to_hub",
+            find: "self.server.load(Ordering::Acquire) != Server::Etcd as u8",
+            replace: "self.server.load(Ordering::Acquire) == Server::Hub as u8",
         }],
     },
     Bug {
@@ -113,8 +113,8 @@ if self.limit.covers == LimitCovers::Body {
         shows: "assertion `left == right` failed",
         changes: &[Change {
             item: "Clusters::record_told",
-            find: "if connection.leads_to_hub() && self.is_left_out(Some(id)) {",
-            replace: "if connection.leads_to_hub() && !self.is_left_out(Some(id)) {",
+            find: "if connection.outlives_etcd() && self.is_left_out(Some(id)) {",
+            replace: "if connection.outlives_etcd() && !self.is_left_out(Some(id)) {",
         }],
     },
     Bug {

@@ -3,15 +3,16 @@
 
 use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::bounds::{MAX_STALENESS, MIN_REVISION};
-use super::hub::INSTANCE;
 
 /// Metadata that carries credentials.
 pub const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Beginning of the names of metadata that address rangecache.
 pub const OWN_PREFIX: &str = "rangecache-";
+/// Metadata with the identities of the rangecaches that a request has passed, one value each.
+pub const INSTANCE: HeaderName = HeaderName::from_static("rangecache-instance");
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 /// Metadata of the watch with which a rangecache follows its endpoint, and its value: another rangecache ends it as soon as it has
@@ -59,18 +60,25 @@ pub struct HeadFields {
     pub(super) bypass: bool,
     /// The client asks what answers its read.
     pub explains: bool,
-    /// A rangecache follows its endpoint by the call.
-    pub(super) is_feed: bool,
-    /// A rangecache asks whether its endpoint serves.
-    pub is_health_check: bool,
-    /// The call is a rangecache's own quorum check.
-    pub(super) is_check: bool,
-    /// No read of a rangecache's clients waits for the quorum check.
-    pub(super) is_probe: bool,
+    /// Meaning of a call that another rangecache makes itself.
+    pub marks: Marks,
     /// There is something that etcd might treat in a way of its own.
     pub(super) is_unusual: bool,
     /// Memory of the fields, in bytes.
     pub bytes: u64,
+}
+
+/// Meaning of a call that another rangecache makes itself, as its metadata says.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Marks {
+    /// A watch by which it follows this one ([`FEED`]).
+    pub feed: bool,
+    /// A check whether this one serves ([`HEALTH`]).
+    pub health: bool,
+    /// A quorum check ([`CHECK`]).
+    pub check: bool,
+    /// A quorum check for which no read of its clients waits ([`PROBE`]).
+    pub probe: bool,
 }
 
 /// Content type of a request.
@@ -108,10 +116,7 @@ impl HeadFields {
             is_of_rangecache: false,
             bypass: false,
             explains: false,
-            is_feed: false,
-            is_health_check: false,
-            is_check: false,
-            is_probe: false,
+            marks: Marks::default(),
             is_unusual: false,
             bytes: 0,
         };
@@ -140,10 +145,10 @@ impl HeadFields {
                     fields.is_addressed = true;
                     fields.bypass |= field == BYPASS;
                     fields.explains |= field == EXPLAIN;
-                    fields.is_feed |= field == FEED;
-                    fields.is_health_check |= field == HEALTH;
-                    fields.is_check |= field == CHECK;
-                    fields.is_probe |= field == PROBE;
+                    fields.marks.feed |= field == FEED;
+                    fields.marks.health |= field == HEALTH;
+                    fields.marks.check |= field == CHECK;
+                    fields.marks.probe |= field == PROBE;
                 }
                 _ => {}
             }
@@ -203,8 +208,6 @@ fn is_base64(value: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderName;
-
     use super::*;
     use crate::grpc::CallMetadata;
 

@@ -4,8 +4,7 @@ use http::header::{CONTENT_TYPE, HeaderMap, TE};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, Uri};
 
-use super::fields::{CREDENTIALS, HeadFields};
-use super::hub::INSTANCE;
+use super::fields::{CREDENTIALS, HeadFields, INSTANCE};
 use super::metadata::remove_own_metadata;
 
 /// Header fields of a call; one with more is refused. Each takes some memory, however short it is, and HPACK sends it in

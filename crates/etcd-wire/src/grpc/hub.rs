@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Request metadata with the identities of the rangecaches that a request has passed, one value each.
-pub const INSTANCE: HeaderName = HeaderName::from_static("rangecache-instance");
 /// Response metadata for leaves: `<instance>` of the rangecache that responds, or `<instance>.<number>.<age>` if it has proven that
 /// the response is of that history of its etcd, by a quorum check of its own that was sent after the request had arrived. The age is
 /// that of the connection on which it has checked, in milliseconds.
@@ -68,15 +66,16 @@ impl Origin {
     }
 }
 
-/// Value of [`HISTORY`] in responses of the process `instance`, which has proven that they are of a history with this number, on a
-/// connection of this age, if these are given.
-#[must_use]
-pub fn history_value(instance: &str, proof: Option<(u64, Duration)>) -> Option<HeaderValue> {
+/// Sets [`HISTORY`] in the headers of a response of the process `instance`, which has proven that it is of a history with this number,
+/// on a connection of this age, if these are given.
+pub fn set_history(headers: &mut HeaderMap, instance: &str, proof: Option<(u64, Duration)>) {
     let text = match proof {
         Some((number, age)) => format!("{instance}.{number}.{}", age.as_millis()),
         None => instance.to_owned(),
     };
-    HeaderValue::from_str(&text).ok()
+    if let Ok(value) = HeaderValue::try_from(text) {
+        headers.insert(HISTORY, value);
+    }
 }
 
 #[cfg(test)]
@@ -100,12 +99,11 @@ mod tests {
         };
         let age = Duration::from_millis(1_500);
         let proven = Origin::Proven(HubProof { history, age });
-        let value = history_value(instance, Some((7, age))).unwrap();
-        assert_eq!(origin(value.to_str().unwrap()), Some(proven));
-        assert_eq!(
-            origin(history_value(instance, None).unwrap().to_str().unwrap()),
-            Some(Origin::Hub)
-        );
+        let mut headers = HeaderMap::new();
+        for (proof, expected) in [(Some((7, age)), proven), (None, Origin::Hub)] {
+            set_history(&mut headers, instance, proof);
+            assert_eq!(Origin::of(&headers), Some(expected));
+        }
         for nothing_proven in [
             "", "x.7.1", "0a.", "0a.7", "0a.-1.1", "0a.7.8.9", ".7.1", "0a.7.x",
         ] {

@@ -6,7 +6,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::bounds::{InvalidBounds, ReadBounds};
-use super::fields::{BYPASS, ContentType, HeadFields, OWN_METADATA};
+use super::fields::{BYPASS, ContentType, HeadFields, Marks, OWN_METADATA};
 
 /// Longest request message of a Range that is decoded, in bytes: two keys and a few numbers. Longer requests are forwarded
 /// unread.
@@ -29,12 +29,8 @@ pub struct CallMetadata {
     pub bypass: bool,
     /// Another rangecache has sent or forwarded the call.
     pub is_of_rangecache: bool,
-    /// The call is another rangecache's own quorum check.
-    pub is_check: bool,
-    /// Another rangecache follows this one by the call.
-    pub is_feed: bool,
-    /// No read of another rangecache's clients waits for its quorum check.
-    pub is_probe: bool,
+    /// Meaning of a call that another rangecache makes itself.
+    pub marks: Marks,
     /// The bounds within which a linearizable read needs no quorum check.
     pub bounds: Result<ReadBounds, InvalidBounds>,
     /// Content type of the request, and so of its response.
@@ -64,9 +60,7 @@ impl CallMetadata {
             require_leader: fields.require_leader,
             bypass: fields.bypass,
             is_of_rangecache: fields.is_of_rangecache,
-            is_check: fields.is_check,
-            is_feed: fields.is_feed,
-            is_probe: fields.is_probe,
+            marks: fields.marks,
             bounds: if fields.is_addressed {
                 ReadBounds::from_headers(headers)
             } else {

@@ -22,6 +22,7 @@ mod written;
 pub use bounds::{InvalidBounds, ReadBounds};
 pub use event_scan::EventScanner;
 pub use header_scan::{HeaderScanner, Scanned};
+pub use hub::set_history;
 pub use json_scan::JsonHeaderScanner;
 pub use metadata::CallMetadata;
 pub use method::{

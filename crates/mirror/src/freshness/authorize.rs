@@ -15,7 +15,6 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::lineage::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::grpc::hub::PROBE_WAIT;
 use rangecache_base::telemetry::trace::{SpanContext, traceparent};
 use rangecache_upstream::{
     Connection, ConnectionClass, Lineage, anonymous_check, caller_identity, check_read_permission,
@@ -55,8 +54,9 @@ pub(super) struct Checked {
 pub(super) enum CheckCaller<'a> {
     /// No credentials and no permission: the check that all reads without credentials share while auth is off.
     Anonymous,
-    /// No credentials and no permission: the check of the periodic probe, for which no read waits: a hub may let it wait for one of its own checks.
-    Probe,
+    /// No credentials and no permission: the check of the periodic probe, for which no read waits: a hub may let it wait for one of its own
+    /// checks, for this long.
+    Probe(Duration),
     /// The caller of one read, for permission to read its range.
     Authenticated(&'a Authorization<'a>),
 }
@@ -64,14 +64,14 @@ pub(super) enum CheckCaller<'a> {
 impl CheckCaller<'_> {
     /// Whether the check carries no credentials, and so shows whether auth is on.
     pub(super) fn is_anonymous(&self) -> bool {
-        matches!(self, CheckCaller::Anonymous | CheckCaller::Probe)
+        matches!(self, CheckCaller::Anonymous | CheckCaller::Probe(_))
     }
 
     /// Timeout of one attempt. A member that takes longer may be cut off from the others, so another one is tried.
     pub(super) fn attempt_timeout(&self) -> Duration {
         match self {
             CheckCaller::Anonymous | CheckCaller::Authenticated(_) => ATTEMPT_TIMEOUT,
-            CheckCaller::Probe => PROBE_WAIT + ATTEMPT_TIMEOUT,
+            CheckCaller::Probe(wait) => *wait + ATTEMPT_TIMEOUT,
         }
     }
 
@@ -96,10 +96,10 @@ impl CheckCaller<'_> {
         trace: Option<&SpanContext>,
     ) -> Result<Checked, tonic::Status> {
         let (header, is_quorum, lineage) = match self {
-            CheckCaller::Anonymous | CheckCaller::Probe => {
+            CheckCaller::Anonymous | CheckCaller::Probe(_) => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
-                let may_wait = matches!(self, CheckCaller::Probe);
+                let may_wait = matches!(self, CheckCaller::Probe(_));
                 let (header, lineage) = anonymous_check(connection, revision, may_wait, metadata).await?;
                 (header, true, lineage)
             }

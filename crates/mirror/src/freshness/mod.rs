@@ -185,7 +185,9 @@ impl Freshness {
     /// The reason why there is no proof.
     pub(super) async fn probe(&self) -> Result<Proof, Reason> {
         let deadline = Instant::now() + PROBE_WAIT + self.timeout();
-        let checked = self.check(&CheckCaller::Probe, 0, None, deadline).await;
+        let checked = self
+            .check(&CheckCaller::Probe(PROBE_WAIT), 0, None, deadline)
+            .await;
         checked.map_err(Unproven::without_revision)
     }
 

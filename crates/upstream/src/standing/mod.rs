@@ -1,86 +1,34 @@
 //! History of etcd that a connection stands for, since a moment. Members of etcd and other rangecaches (hubs) are distinguished here,
 //! and nowhere outside this crate.
 
+mod peer;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
-use etcd_wire::grpc::fields::{CHECK, PROBE};
-use etcd_wire::grpc::hub::{HISTORY, HubHistory, Origin};
+use etcd_wire::etcdserverpb::{RangeRequest, ResponseHeader, StatusResponse};
+use etcd_wire::grpc::hub::HubHistory;
 use etcd_wire::grpc::metadata::set_bypass;
-use http::{Extensions, HeaderMap, Response};
-use parking_lot::Mutex;
+use http::HeaderMap;
 use tokio::time::Instant;
-use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::metadata::MetadataMap;
 
-use super::calls::{READ_TIMEOUT, anonymous_check, is_refusal};
+use super::calls::{READ_TIMEOUT, anonymous_check, is_refusal, range_response};
 use super::connection::Connection;
-use super::hubs::{Hubs, Lineage, Standing};
+use peer::is_unproven;
+
+pub(super) use peer::{Behind, Peer};
+pub use peer::{EndpointPeer, Lineage, Standing};
 
 /// Attempts at a proof of one hub: a balancer may lead to others.
 const PROOF_ATTEMPTS: u32 = 16;
-
-/// What responses have shown of the peer of a connection.
-#[derive(Debug)]
-pub(super) struct Peer {
-    /// A [`Server`].
-    server: AtomicU8,
-    /// Proofs of rangecaches, if the peer is one, or a balancer that sends calls to several.
-    hubs: Mutex<Hubs>,
-    /// Number, plus one, of the history to which the member was found to belong; 0 until then, and behind a hub.
-    checked_history: AtomicU64,
-    /// When the connection was opened.
-    opened: Instant,
-}
-
-/// Kind of a peer.
-#[derive(Clone, Copy)]
-enum Server {
-    /// It has not responded yet.
-    Unknown,
-    /// No response has come from another rangecache.
-    Etcd,
-    /// Another rangecache has responded.
-    Hub,
-}
-
-impl Peer {
-    /// The peer of a connection that is opened now.
-    pub(super) fn new() -> Peer {
-        Peer {
-            server: AtomicU8::new(Server::Unknown as u8),
-            hubs: Mutex::default(),
-            checked_history: AtomicU64::new(0),
-            opened: Instant::now(),
-        }
-    }
-
-    /// Takes what `response` says about the rangecache that it comes from out of its headers, into its extensions: clients get etcd's.
-    /// Returns whether it comes from one.
-    pub(super) fn note_response<B>(&self, response: &mut Response<B>) -> bool {
-        let Some(origin) = Origin::of(response.headers()) else {
-            if self.server.load(Ordering::Relaxed) == Server::Unknown as u8 {
-                self.server.store(Server::Etcd as u8, Ordering::Release);
-            }
-            return false;
-        };
-        response.headers_mut().remove(HISTORY);
-        self.server.store(Server::Hub as u8, Ordering::Release);
-        if let Origin::Proven(proof) = origin {
-            self.hubs.lock().note(proof, self.opened);
-            self.checked_history.store(0, Ordering::Release);
-        }
-        response.extensions_mut().insert(origin);
-        true
-    }
-}
 
 impl Connection {
     /// Standing of the last response; `None` behind a hub that has proven nothing.
     #[must_use]
     pub fn standing(&self) -> Option<Standing> {
         let of_hub = self.peer.hubs.lock().last();
-        if of_hub.is_some() || self.leads_to_hub() {
+        if of_hub.is_some() || self.peer.leads_to_hub() {
             return of_hub;
         }
         Some(Standing {
@@ -103,7 +51,7 @@ impl Connection {
     /// while the connection stays: since now.
     #[must_use]
     pub fn opened(&self) -> Instant {
-        if self.leads_to_hub() {
+        if self.peer.leads_to_hub() {
             Instant::now()
         } else {
             self.peer.opened
@@ -117,19 +65,6 @@ impl Connection {
         self.peer.hubs.lock().changed().unwrap_or(self.peer.opened)
     }
 
-    /// The lineage of a response with these `extensions`. `None` if the rangecache that it comes from has not proven any, or another one
-    /// since, and if a balancer leads to hubs and to members.
-    pub(super) fn lineage_of(&self, extensions: &Extensions) -> Option<Lineage> {
-        match extensions.get() {
-            Some(Origin::Hub) => None,
-            Some(Origin::Proven(proof)) => {
-                let is_last = self.peer.hubs.lock().proven(proof.history).is_some();
-                is_last.then_some(Lineage::Hub(proof.history))
-            }
-            None => (!self.leads_to_hub()).then_some(Lineage::Member),
-        }
-    }
-
     /// The lineage at the time of the call. A balancer may lead to several hubs: of the one of `before`, unless others respond to each
     /// of [`PROOF_ATTEMPTS`].
     ///
@@ -138,7 +73,7 @@ impl Connection {
     pub async fn prove_lineage(self: &Arc<Self>, before: Lineage) -> Result<Lineage, tonic::Status> {
         let mut lineage = Lineage::Member;
         for _ in 0..PROOF_ATTEMPTS {
-            if !self.leads_to_hub() {
+            if !self.peer.leads_to_hub() {
                 return Ok(Lineage::Member);
             }
             let (_, proven) = hub_check(self).await?;
@@ -154,7 +89,8 @@ impl Connection {
     /// Whether all that the connection has brought since it was opened is of one history, which may be that of now. What a hub has sent
     /// between two proofs of one history is of that history.
     pub async fn has_one_lineage(self: &Arc<Self>) -> bool {
-        !self.leads_to_hub() || hub_check(self).await.is_ok() && self.peer.hubs.lock().changed().is_none()
+        !self.peer.leads_to_hub()
+            || hub_check(self).await.is_ok() && self.peer.hubs.lock().changed().is_none()
     }
 
     /// The lineages that were proven last on the connection, of each hub behind it.
@@ -208,7 +144,7 @@ impl Connection {
         self: &Arc<Self>,
         member_id: u64,
     ) -> Result<Option<StatusResponse>, tonic::Status> {
-        if self.leads_to_hub() {
+        if self.peer.leads_to_hub() {
             return Ok(None);
         }
         match self.status_of(member_id).await? {
@@ -219,41 +155,21 @@ impl Connection {
         }
     }
 
+    /// Whether etcd may be replaced behind the connection while that stays open.
+    pub(super) fn outlives_etcd(&self) -> bool {
+        self.peer.leads_to_hub()
+    }
+
     /// Whether etcd itself may be what responds: it alone authorizes callers.
     #[must_use]
     pub fn may_authorize(&self) -> bool {
-        !self.leads_to_hub()
+        !self.peer.leads_to_hub()
     }
 
     /// Makes a call with these headers one that etcd answers, also if a hub with a memory of its own is before it.
     pub fn set_bypass(&self, headers: &mut HeaderMap) {
-        set_bypass(headers, self.may_lead_to_hub());
+        set_bypass(headers, self.peer.may_lead_to_hub());
     }
-
-    /// Marks the metadata of a quorum check for a hub. One that `may_wait` may be one that the hub makes for others.
-    pub(super) fn mark_check(&self, metadata: &mut MetadataMap, may_wait: bool) {
-        if may_wait && self.leads_to_hub() {
-            metadata.insert(PROBE.0, MetadataValue::from_static("true"));
-        }
-        if self.may_lead_to_hub() {
-            metadata.insert(CHECK.0, MetadataValue::from_static("true"));
-        }
-    }
-
-    /// Whether the peer is another rangecache: each call may reach another member, and etcd may be replaced behind it.
-    pub(super) fn leads_to_hub(&self) -> bool {
-        self.peer.server.load(Ordering::Acquire) == Server::Hub as u8
-    }
-
-    /// Whether the peer is another rangecache, or has not responded yet.
-    pub(super) fn may_lead_to_hub(&self) -> bool {
-        self.peer.server.load(Ordering::Acquire) != Server::Etcd as u8
-    }
-}
-
-/// Whether a response with these `extensions` comes from a rangecache that has not proven in which history.
-pub(super) fn is_unproven(extensions: &Extensions) -> bool {
-    matches!(extensions.get(), Some(Origin::Hub))
 }
 
 /// A quorum check by the hub behind `connection`: etcd's header, and the history in which the hub has proven it. What the hub
@@ -261,9 +177,7 @@ pub(super) fn is_unproven(extensions: &Extensions) -> bool {
 ///
 /// # Errors
 /// etcd's status; `Unavailable` if the hub has not proven its history, as while etcd's auth is on.
-pub(super) async fn hub_check(
-    connection: &Arc<Connection>,
-) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
+async fn hub_check(connection: &Arc<Connection>) -> Result<(ResponseHeader, HubHistory), tonic::Status> {
     let checking = anonymous_check(connection, 0, false, MetadataMap::new());
     let checked = tokio::time::timeout(READ_TIMEOUT, checking).await;
     let checked =
@@ -280,8 +194,28 @@ pub(super) async fn hub_check(
     }
 }
 
+/// Header of etcd's response to a linearizable `request`, of a lineage that is proven.
+///
+/// # Errors
+/// Those of [`range`](super::range); `Unavailable` if a hub has not proven its history.
+pub async fn proven_header(
+    connection: &Arc<Connection>,
+    request: RangeRequest,
+) -> Result<ResponseHeader, tonic::Status> {
+    let response = range_response(connection, request).await?;
+    let header = if is_unproven(response.extensions()) {
+        // Memory of the hub does not have the key, or is not in service.
+        Some(hub_check(connection).await?.0)
+    } else {
+        response.into_inner().header
+    };
+    Ok(header.unwrap_or_default())
+}
+
 #[cfg(test)]
 mod tests {
+    use http::Extensions;
+
     use super::*;
     use crate::calls::is_serving;
     use crate::fake::FakeEtcd;
@@ -313,7 +247,7 @@ mod tests {
         };
         assert_eq!(respond("0a").await, None, "a hub that has proven nothing");
         assert_eq!(
-            connection.lineage_of(&Extensions::new()),
+            connection.peer.lineage_of(&Extensions::new()),
             None,
             "a balancer leads to it and to a member"
         );
