@@ -18,7 +18,6 @@ use crate::config::{
 };
 use crate::diff::DiffConfig;
 use crate::doctor::DoctorConfig;
-use crate::replay::ReplayConfig;
 use crate::running::{CtlConfig, HealthConfig, StatusConfig};
 use crate::static_pod::{StaticPodAction, StaticPodConfig};
 
@@ -32,8 +31,6 @@ pub enum Task {
     Serve(Box<Serving>),
     /// Examine etcd and report what serving would do.
     Doctor(Box<DoctorConfig>),
-    /// Play the reads of an access log again.
-    Replay(Box<ReplayConfig>),
     /// Compare two endpoints.
     Diff(Box<DiffConfig>),
     /// Print the status of a rangecache that runs.
@@ -160,7 +157,6 @@ impl Task {
     fn flags_to_check(&self) -> Option<&Config> {
         match self {
             Task::Doctor(options) => Some(&options.config),
-            Task::Replay(options) => Some(&options.config),
             Task::StaticPod(options) if options.action == StaticPodAction::Install => Some(&options.config),
             Task::Settings { config, .. } => Some(config),
             _ => None,
@@ -188,7 +184,6 @@ impl Task {
             },
             Some(("man", _)) => Ok(Task::Man),
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
-            Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
             Some(("diff", matches)) => Ok(Task::Diff(Box::new(DiffConfig::from_arg_matches(matches)?))),
             Some(("status", matches)) => Ok(Task::Status(Box::new(StatusConfig::from_arg_matches(matches)?))),
             Some(("health", matches)) => Ok(Task::Health(Box::new(HealthConfig::from_arg_matches(matches)?))),
@@ -238,7 +233,6 @@ Usage: rangecache [FLAGS]              run the proxy
   config               print the effective settings
   status, health, ctl  ask a rangecache that runs, and tell it what to do
   diff                 compare the keys of two endpoints
-  replay               play the reads of an access log again
   static-pod           install or remove the manifest of a static pod
   completions, man     print shell completions, or the manual
 
@@ -315,25 +309,6 @@ const DOCTOR_EXAMPLES: &str = "Examples:\n  \
     rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt \\\n    \
       --cert client.crt --key client.key --output json\n      \
     for scripts: the exit code, or .result, which is ok, warning or bad";
-
-/// Text above the flags of `replay`.
-const REPLAY: &str = "Play the reads of an access log again, and report their latencies.\n\n\
-    Reads are sent to --endpoints at the recorded pace, whether earlier ones have been answered or not, or --speed \
-    times faster. Writes and watches are never played: the report says how many lines were passed over. The access log \
-    must have keys: record it with --access-log FILE --access-log-keys.\n\n\
-    The exit code is 0 if every read was answered, 1 if any failed or there is nothing to play, and 64 for misuse.";
-
-/// Text below the flags of `replay`.
-const REPLAY_EXAMPLES: &str = "Examples:\n  \
-    rangecache --endpoints http://etcd:2379 \\\n    \
-      --access-log access.log --access-log-keys\n      \
-    record, in front of the clients\n  \
-    rangecache replay access.log --endpoints http://etcd:2379\n      \
-    what the same reads cost without rangecache\n  \
-    rangecache replay access.log --endpoints http://127.0.0.1:23790 \\\n    \
-      --speed 10 --output json\n      \
-    ten times the load through rangecache, for scripts\n\n\
-    The flags of serving that describe the connection to etcd apply: --cacert, --cert, --key, --user and others.";
 
 /// Text above the flags of `diff`.
 const DIFF: &str = "Compare the keys of two endpoints at one revision, such as an etcd and a rangecache in front of it.\n\n\
@@ -420,7 +395,6 @@ pub fn command() -> Command {
             .long_about(DOCTOR)
             .after_long_help(DOCTOR_EXAMPLES),
         )
-        .subcommand(replay())
         .subcommand(
             DiffConfig::augment_args(Command::new("diff"))
                 .about("Compare the keys of two endpoints at one revision")
@@ -466,22 +440,6 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("man").about("Print the manual page, for example: rangecache man | man -l -"),
         )
-}
-
-/// `rangecache replay`, whose help has the flags that matter for it.
-fn replay() -> Command {
-    const HEADINGS: [&str; 4] = ["etcd", "TLS", "Replay", "Report"];
-    let command = with_short_help(with_environment(ReplayConfig::augment_args(Command::new(
-        "replay",
-    ))));
-    let command = command.mut_args(|arg| {
-        let is_shown = arg.is_positional() || arg.get_help_heading().is_some_and(|of| HEADINGS.contains(&of));
-        arg.hide(!is_shown)
-    });
-    command
-        .about("Play the reads of an access log again, and report their latencies")
-        .long_about(REPLAY)
-        .after_long_help(REPLAY_EXAMPLES)
 }
 
 /// Writes completions for `shell`.

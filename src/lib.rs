@@ -28,7 +28,6 @@ pub mod fuzzing;
 pub mod otlp;
 pub mod proxy;
 pub mod reload;
-pub mod replay;
 pub mod report;
 pub mod running;
 pub mod serve;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use rangecache::cli::{self, Task};
 use rangecache::report::print;
-use rangecache::{diff, doctor, replay, running, serve, static_pod};
+use rangecache::{diff, doctor, running, serve, static_pod};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -15,7 +15,6 @@ fn main() -> ExitCode {
     match Task::from_args() {
         Ok(Task::Serve(serving)) => serve::run(*serving),
         Ok(Task::Doctor(options)) => doctor::run(&options),
-        Ok(Task::Replay(options)) => replay::run(&options),
         Ok(Task::Diff(options)) => diff::run(&options),
         Ok(Task::Status(options)) => running::status(&options),
         Ok(Task::Health(options)) => running::health(&options),

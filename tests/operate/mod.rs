@@ -16,7 +16,6 @@ mod page;
 mod prefixes;
 mod read_only;
 mod reload;
-mod replay;
 mod residency;
 mod running;
 mod shadow;

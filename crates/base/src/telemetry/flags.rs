@@ -78,9 +78,9 @@ pub struct AccessLogConfig {
     )]
     pub sample: f64,
 
-    /// Log the keys of reads, which may be secrets, instead of their prefix alone; `rangecache replay` needs them
+    /// Log the keys of reads, which may be secrets, instead of their prefix alone
     ///
-    /// When to change it: reads are to be replayed, or keys explain a load; keys may be secrets
+    /// When to change it: keys explain a load; they may be secrets
     #[arg(long = "access-log-keys", switch())]
     pub keys: bool,
 }
