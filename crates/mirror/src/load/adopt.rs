@@ -16,42 +16,21 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span, is_unchanged};
 use super::error::LoadError;
+use super::gather::run;
 use super::have::{Adopted, Have, Loaded};
-use super::read::{LoadReader, Sink, page};
+use super::read::{LoadReader, page};
 use crate::lineage::{Anchor, Fingerprint, Position};
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
 use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::net::Url;
 use rangecache_upstream::{Channel, Connection, header_request, is_future_revision, page_limit, range};
 
 /// Reads of changed and of compared values that are in flight at once.
 const IN_FLIGHT: usize = 8;
-/// Entries that are put into the tree at once: that takes less than handing them to another thread and back.
+/// Entries that are put into the tree at once.
 const APPLIED_AT_ONCE: usize = 1_000;
-
-/// The comparison of the keys as they arrive.
-struct Comparing<'a> {
-    reader: &'a LoadReader<'a>,
-    difference: Difference,
-}
-
-impl Sink for Comparing<'_> {
-    fn last_key(&self) -> Option<Bytes> {
-        self.difference.last_key().cloned()
-    }
-
-    /// Before 3.7 etcd reads the values, too.
-    fn page_limit(&self) -> i64 {
-        page_limit(PAGE_TARGET_BYTES, self.difference.mean_bytes())
-    }
-
-    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
-        self.reader.record(&response.kvs);
-        self.difference.add(&response.kvs)
-    }
-}
 
 /// Fails unless a feed may continue `have` as it is: etcd's position is of its history, and etcd has the events since. The feed that
 /// continues it proves the rest.
@@ -118,23 +97,22 @@ async fn adopt_once(load: &Load<'_>, have: &Have, broken: &mut Option<Url>) -> R
     let held_bytes = AtomicU64::new(tree.memory_bytes());
     load.mirror.record_loading(tree.memory_bytes());
     let reader = LoadReader::new(load, pinned);
-    let mut comparing = Comparing {
-        reader: &reader,
-        difference: Difference::new(tree.clone(), !have.verified),
-    };
-    reader.read(&connection, have.verified, &mut comparing).await?;
-    let mean_bytes = comparing.difference.mean_bytes();
-    let compared = comparing.difference.finish()?;
+    let mut difference = Difference::new(tree.clone(), !have.verified);
+    reader.read(&connection, have.verified, &mut difference).await?;
+    let compared = difference.finish()?;
     if !are_held(&reader, &connection, compared.newest).await? {
         return Err(another_history());
     }
     let client = reader.client(&connection);
     let reads = stream::iter(compared.spans).map(|span| {
         let (reader, client, held_bytes) = (&reader, client.clone(), &held_bytes);
-        async move { read_span(reader, client, span, mean_bytes, held_bytes).await }
+        async move { read_span(reader, client, span, tree.mean_encoded_bytes(), held_bytes).await }
     });
     let entries: Vec<Vec<Entry>> = reads.buffered(IN_FLIGHT).try_collect().await?;
-    let Some((tree, (keys, bytes))) = applied(tree.clone(), compared.removed, entries).await? else {
+    let changes = compared.removed.len() + entries.iter().map(Vec::len).sum::<usize>();
+    let (tree, removed) = (tree.clone(), compared.removed);
+    let applying = run(changes <= APPLIED_AT_ONCE, move || apply(tree, &removed, entries));
+    let Some((tree, (keys, bytes))) = applying.await? else {
         return Err(another_history());
     };
     Ok(Loaded {
@@ -216,20 +194,6 @@ async fn read_span(
 
 /// `tree` without the keys `removed` and with `entries`, and how many keys and bytes of it are kept; `None` if it has an entry
 /// with another value.
-async fn applied(
-    tree: Tree,
-    removed: Vec<Bytes>,
-    entries: Vec<Vec<Entry>>,
-) -> Result<Option<(Tree, (u64, u64))>, LoadError> {
-    let number = removed.len() + entries.iter().map(Vec::len).sum::<usize>();
-    if number <= APPLIED_AT_ONCE {
-        return Ok(apply(tree, &removed, entries));
-    }
-    tokio::task::spawn_blocking(move || apply(tree, &removed, entries))
-        .await
-        .map_err(|_| LoadError::Build)
-}
-
 fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<(Tree, (u64, u64))> {
     for key in removed {
         tree.remove(key);

@@ -9,8 +9,12 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 
+use super::begin::PAGE_TARGET_BYTES;
 use super::error::LoadError;
+use super::read::Sink;
 use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
+use etcd_wire::etcdserverpb::RangeResponse;
+use rangecache_upstream::page_limit;
 
 /// Unchanged entries whose values are compared: the newest.
 pub(super) const COMPARED_ENTRIES: usize = 64;
@@ -62,6 +66,21 @@ pub(super) struct Compared {
     pub(super) newest: Vec<StoredEntry>,
 }
 
+impl Sink for Difference {
+    fn last_key(&self) -> Option<Bytes> {
+        self.last_key.clone()
+    }
+
+    /// Before 3.7 etcd reads the values, too.
+    fn page_limit(&self) -> i64 {
+        page_limit(PAGE_TARGET_BYTES, self.tree.mean_encoded_bytes())
+    }
+
+    async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
+        self.compare(&response.kvs)
+    }
+}
+
 impl Difference {
     /// Compares with `tree`, and with its values if etcd's keys arrive `with_values`.
     pub(super) fn new(tree: Tree, with_values: bool) -> Difference {
@@ -78,23 +97,13 @@ impl Difference {
         }
     }
 
-    /// The last key of etcd that was compared.
-    pub(super) fn last_key(&self) -> Option<&Bytes> {
-        self.last_key.as_ref()
-    }
-
-    /// Mean length of the tree's entries, in bytes.
-    pub(super) fn mean_bytes(&self) -> u64 {
-        self.tree.mean_encoded_bytes()
-    }
-
     /// Compares the next keys of etcd.
     ///
     /// # Errors
     /// [`LoadError::Foreign`] if an entry of the same revisions has another value;
     /// [`LoadError::TooDifferent`] if a load costs little more; [`LoadError::Inconsistent`] if the keys are not in order;
     /// [`LoadError::Malformed`].
-    pub(super) fn add(&mut self, key_values: &[Bytes]) -> Result<(), LoadError> {
+    pub(super) fn compare(&mut self, key_values: &[Bytes]) -> Result<(), LoadError> {
         let tree = self.tree.clone();
         let mut theirs = Vec::with_capacity(key_values.len());
         for key_value in key_values {

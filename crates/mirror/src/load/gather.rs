@@ -19,14 +19,14 @@ use rangecache_upstream::{Connection, first_page_limit, page_limit};
 
 /// Interval of the log lines of a long load.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
-/// Keys whose tree is built at once: that takes less than handing it to another thread and back.
+/// Keys whose tree is built at once.
 const BUILT_AT_ONCE_KEYS: u64 = 1_000;
 /// Bytes of a page or chunk from which another thread packs it.
 const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
 
 /// The keys of a load that have arrived so far.
 struct Gathered<'a> {
-    reader: Arc<LoadReader<'a>>,
+    reader: LoadReader<'a>,
     max_bytes: u64,
     builder: TreeBuilder,
     began: Instant,
@@ -68,7 +68,7 @@ impl<'a> Gathered<'a> {
     fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
         let now = Instant::now();
         Gathered {
-            reader: Arc::new(LoadReader::new(load, pinned)),
+            reader: LoadReader::new(load, pinned),
             max_bytes: load.set.budget_of(load.mirror),
             builder: TreeBuilder::new(load.packing),
             began: now,
@@ -78,7 +78,7 @@ impl<'a> Gathered<'a> {
 
     /// Reads the remaining keys.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
-        let reader = Arc::clone(&self.reader);
+        let reader = self.reader;
         reader.read(connection, false, self).await
     }
 
@@ -103,13 +103,12 @@ impl<'a> Gathered<'a> {
         if load.packing != Packing::Never {
             let mut builder = std::mem::take(&mut self.builder);
             let reads = mirror.reads_by_prefix();
-            let leaving_out = tokio::task::spawn_blocking(move || {
+            let leaving_out = run(false, move || {
                 let left_out = builder.make_room(max_bytes, |prefix, bytes| cost(&reads, prefix, bytes));
                 left_out.map(|prefixes| (builder, prefixes))
             });
             // What was just packed is not damaged.
-            let left_out = leaving_out.await.map_err(|_| LoadError::Build)?;
-            let (builder, prefixes) = left_out.map_err(|_| LoadError::Build)?;
+            let (builder, prefixes) = leaving_out.await?.map_err(|_| LoadError::Build)?;
             self.builder = builder;
             for prefix in prefixes {
                 warn_of_left_out(mirror, &prefix);
@@ -154,7 +153,6 @@ impl Sink for Gathered<'_> {
 
     async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
         let load = self.reader.load;
-        self.reader.record(&response.kvs);
         self.builder = push_all(std::mem::take(&mut self.builder), response.kvs, load.packing).await?;
         let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
         let memory_bytes = if memory_bytes > self.max_bytes {
@@ -198,22 +196,24 @@ pub(super) async fn push_all(
         }
         Ok(builder)
     };
-    if packing == Packing::Never || bytes <= PACKED_AT_ONCE_BYTES {
-        return push();
-    }
-    // Milliseconds, in which this thread can serve calls.
-    tokio::task::spawn_blocking(push)
-        .await
-        .map_err(|_| LoadError::Build)?
+    run(packing == Packing::Never || bytes <= PACKED_AT_ONCE_BYTES, push).await?
 }
 
 /// The tree of the keys that have arrived.
 pub(super) async fn build(builder: TreeBuilder) -> Result<Tree, LoadError> {
-    if builder.len() <= BUILT_AT_ONCE_KEYS {
-        return Ok(builder.finish());
+    run(builder.len() <= BUILT_AT_ONCE_KEYS, move || builder.finish()).await
+}
+
+/// Runs `work`: at once if it is small, which takes less than handing it to another thread and back, otherwise on a blocking thread:
+/// it takes milliseconds, in which this one can serve calls.
+pub(super) async fn run<T: Send + 'static>(
+    is_small: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, LoadError> {
+    if is_small {
+        return Ok(work());
     }
-    // In a blocking thread: a million keys take milliseconds, in which this thread can serve calls.
-    tokio::task::spawn_blocking(move || builder.finish())
+    tokio::task::spawn_blocking(work)
         .await
         .map_err(|_| LoadError::Build)
 }

@@ -11,13 +11,11 @@
 //! | `neighbour` | keys from another rangecache, for a start |
 //! | `difference` | what differs, by keys and revisions |
 //! | `read` | the requests of a load |
-//! | `error` | failures |
-//! | `cause` | causes of loads, for the metric and the log |
+//! | `error` | causes and failures of loads |
 //! | `over_budget` | waiting until a mirror fits into memory again |
 
 mod adopt;
 mod begin;
-mod cause;
 mod difference;
 mod error;
 mod gather;
@@ -27,8 +25,7 @@ pub(super) mod over_budget;
 mod read;
 
 pub(super) use begin::Load;
-pub(super) use cause::LoadCause;
-pub(super) use error::LoadError;
+pub(super) use error::{LoadCause, LoadError};
 pub(super) use have::{Adopted, Have, Loaded, LoadedBy, Source};
 
 use adopt::{adopt, is_continued};

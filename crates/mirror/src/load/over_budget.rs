@@ -8,15 +8,14 @@ use tokio::time::Instant;
 use crate::set::MirrorSet;
 use crate::view::{Epoch, Mirror};
 use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use rangecache_upstream::{ConnectionClass, Upstream, jittered};
+use rangecache_upstream::{ConnectionClass, Upstream, jittered, range};
 
 /// Pause between two counts, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
 const PAUSE_PROBES: u32 = 30;
 /// Number of counts after which the mirror is loaded anyway: values may have become smaller.
 const MAX_COUNTS: u32 = 20;
-/// Timeout of one count.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for connecting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
 /// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
@@ -47,10 +46,8 @@ pub(crate) async fn until_it_may_fit(
 
 /// Number of etcd's keys in the mirror's scope; `None` without a response in time.
 async fn count(upstream: &Upstream, mirror: &Mirror) -> Option<u64> {
-    let deadline = Instant::now() + RESPONSE_TIMEOUT;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     let connection = upstream.connection(ConnectionClass::Check, deadline).await.ok()?;
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin);
     let request = RangeRequest {
         key: mirror.scope.key(),
         range_end: mirror.scope.range_end(),
@@ -58,6 +55,5 @@ async fn count(upstream: &Upstream, mirror: &Mirror) -> Option<u64> {
         count_only: true,
         ..RangeRequest::default()
     };
-    let response = tokio::time::timeout_at(deadline, client.range(request)).await;
-    u64::try_from(response.ok()?.ok()?.get_ref().count).ok()
+    u64::try_from(range(&connection, request).await.ok()?.count).ok()
 }

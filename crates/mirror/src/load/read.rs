@@ -28,6 +28,7 @@ pub(super) trait Sink {
 }
 
 /// Reader of one load.
+#[derive(Clone, Copy)]
 pub(super) struct LoadReader<'a> {
     pub(super) load: &'a Load<'a>,
     /// etcd's header at the revision of the load.
@@ -120,6 +121,7 @@ impl<'a> LoadReader<'a> {
             if let Some(response) = chunk.range_response {
                 // Only the last chunk has a header.
                 is_whole |= response.header.is_some();
+                self.record(&response.kvs);
                 sink.add(response).await?;
             }
         }
@@ -152,6 +154,7 @@ impl<'a> LoadReader<'a> {
             };
             largest = largest.saturating_mul(2);
             let is_last = !response.more || response.kvs.is_empty();
+            self.record(&response.kvs);
             sink.add(response).await?;
             if is_last {
                 return Ok(());

@@ -27,7 +27,7 @@ fn keys_only(of: &[KeyValue]) -> Vec<Bytes> {
 fn compare(ours: &[KeyValue], theirs: &[KeyValue], chunk: usize) -> Result<Compared, LoadError> {
     let mut difference = Difference::new(tree(ours), false);
     for keys in keys_only(theirs).chunks(chunk) {
-        difference.add(keys)?;
+        difference.compare(keys)?;
     }
     difference.finish()
 }
