@@ -37,7 +37,6 @@ pub(crate) mod fuzzing;
 mod gateway;
 mod handles;
 mod idle;
-mod leaf_health;
 mod members;
 pub mod metrics;
 mod read;

@@ -5,28 +5,46 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use hyper::body::Incoming;
 
 use super::call::CallHead;
-use super::handles::Proxy;
+use super::handles::{Access, Client, Proxy};
 use super::response::{ResponseBody, status_response};
+use etcd_wire::grpc::head::MAX_FIELDS;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Status, is_read_only};
 use rangecache_base::net::Transport;
 use rangecache_edge::browser::set_cors;
 use rangecache_edge::limits::ClientAccount;
 
-/// The response to a request of a rangecache if this process has sent it itself; `None` if another one has.
-pub(super) fn refuse_own(
-    proxy: &Proxy,
+/// The response to a request that has no handler; `None` if it has one. If a browser can send the request, `page` is the origin
+/// of the permitted page that caused it, if there is one.
+pub(super) fn refuse(
+    client: &Client,
     head: &CallHead,
     request: &Request<Incoming>,
+    transport: Transport,
+    page: Option<&Option<HeaderValue>>,
 ) -> Option<Response<ResponseBody>> {
+    let (proxy, headers) = (&client.proxy, request.headers());
+    if headers.len() > MAX_FIELDS {
+        return Some(refuse_many_fields(&client.account, head, request));
+    }
     let instance = proxy.forward.upstream.credentials().instance();
-    let has_passed = instance.has_passed(request.headers());
-    has_passed.then(|| refuse_loop(proxy, head, request))
+    if head.fields.is_of_rangecache && instance.has_passed(headers) {
+        return Some(refuse_loop(proxy, head, request));
+    }
+    if let Some(origin) = page
+        && let Some(refused) = refuse_page(proxy, request, transport, origin.as_ref())
+    {
+        return Some(refused);
+    }
+    match client.access {
+        Access::ReadOnly => refuse_write(proxy, head, request),
+        Access::Full => None,
+    }
 }
 
 /// The response to a request of a browser that is not handled; `None` if it is. The page at `origin` has caused it, if there is
 /// one, and it is permitted.
-pub(super) fn refuse_page(
+fn refuse_page(
     proxy: &Proxy,
     request: &Request<Incoming>,
     transport: Transport,
@@ -52,7 +70,7 @@ pub(super) fn refuse_page(
 
 /// The response to a request with too many header fields. HTTP/1 has a lower bound of the library.
 #[cold]
-pub(super) fn refuse_many_fields(
+fn refuse_many_fields(
     account: &ClientAccount,
     head: &CallHead,
     request: &Request<Incoming>,
@@ -67,7 +85,7 @@ pub(super) fn refuse_many_fields(
 }
 
 /// The response to a request that may write, on a listener that is read-only; `None` if it only reads.
-pub(super) fn refuse_write(
+fn refuse_write(
     proxy: &Proxy,
     head: &CallHead,
     request: &Request<Incoming>,

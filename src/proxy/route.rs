@@ -12,13 +12,12 @@ use tokio::time::Instant;
 
 use super::call::{CallHead, CallRecord};
 use super::forward::{Upgrade, forward_call, forward_http1, without_share};
-use super::handles::{Access, Client};
-use super::leaf_health::answer_leaf_health;
-use super::read::{Json, Streaming, Unary, is_json_range, serve};
-use super::refuse::{origin_of, refuse_many_fields, refuse_own, refuse_page, refuse_write};
+use super::handles::{Client, Proxy};
+use super::read::{Json, Streaming, Unary, answer_leaf_health, is_json_range, serve};
+use super::refuse::{origin_of, refuse};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
-use etcd_wire::grpc::head::{MAX_FIELDS, head_bytes};
+use etcd_wire::grpc::head::head_bytes;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::{Method, Status, is_costly};
 use rangecache_base::faults::{self, Fault};
@@ -59,7 +58,7 @@ pub async fn handle(
         record.record_refused(None, None);
         return Ok(respond(&client, &head, refused, call, record));
     }
-    let response = match admit(&mut call, &head, &request, arrived).await {
+    let response = match admit(proxy, &mut call, &head, &request, arrived).await {
         Err((reason, status)) => shed(&head, &request, reason, &status, &mut record),
         Ok(()) => {
             let routed = route(&client, &head, request, &mut call, &mut record);
@@ -77,35 +76,6 @@ pub async fn handle(
         set_cors(responded.headers_mut(), origin);
     }
     Ok(responded)
-}
-
-/// The response to a request that has no handler; `None` if it has one. If a browser can send the request, `page` is the origin
-/// of the permitted page that caused it, if there is one.
-fn refuse(
-    client: &Client,
-    head: &CallHead,
-    request: &Request<Incoming>,
-    transport: Transport,
-    page: Option<&Option<HeaderValue>>,
-) -> Option<Response<ResponseBody>> {
-    let proxy = &client.proxy;
-    if request.headers().len() > MAX_FIELDS {
-        return Some(refuse_many_fields(&client.account, head, request));
-    }
-    if head.fields.is_of_rangecache
-        && let Some(refused) = refuse_own(proxy, head, request)
-    {
-        return Some(refused);
-    }
-    if let Some(origin) = page
-        && let Some(refused) = refuse_page(proxy, request, transport, origin.as_ref())
-    {
-        return Some(refused);
-    }
-    match client.access {
-        Access::ReadOnly => refuse_write(proxy, head, request),
-        Access::Full => None,
-    }
 }
 
 /// Prepares `response` to be sent, with the record of its call.
@@ -158,6 +128,7 @@ fn upgraded(client: &Arc<Client>, head: &mut http::response::Parts, body: Respon
 /// # Errors
 /// Why the call is refused.
 async fn admit(
+    proxy: &Proxy,
     call: &mut CallBytes,
     head: &CallHead,
     request: &Request<Incoming>,
@@ -169,7 +140,11 @@ async fn admit(
     let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
     let kind = share_kind(head.method, request.uri().path());
     let begun = call.begin_share(kind, deadline).await;
-    begun.map_err(without_share)
+    begun.map_err(without_share)?;
+    match proxy.admission.is_full() {
+        true => Err((Reason::TooManyCalls, Status::TooManyCalls)),
+        false => Ok(()),
+    }
 }
 
 /// Kind under which a call counts in its client's share.
@@ -226,58 +201,64 @@ async fn route(
     arm_faults(proxy, request.headers());
     faults::trip(Fault::Request);
     faults::block(Fault::Block);
-    if proxy.admission.is_full() {
-        let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
-        return Ok(shed(head, &request, reason, &status, record));
-    }
-    if let Some(advertised) = &proxy.advertised
-        && let Some(response) = advertised.response(&request, &proxy.mirrors.cluster_state)
-    {
-        record.set_source(Source::Memory);
-        return Ok(response);
-    }
-    if let Some(response) = answer_leaf_health(&proxy.forward.upstream, head, &request) {
-        record.set_source(Source::Memory);
-        return Ok(response);
-    }
-    if matches!(head.method, Method::Watch | Method::JsonWatch) {
-        record.set_watch();
-    }
-    let method = head.method;
-    if head.is_http {
-        if is_json_range(&request) {
+    let is_called = head.is_grpc_call && !head.is_http;
+    match head.method {
+        Method::Range if is_called => {
+            return serve::<Unary>(client, &head.fields, request, call, record).await;
+        }
+        Method::RangeStream if is_called => {
+            return Box::pin(serve::<Streaming>(client, &head.fields, request, call, record)).await;
+        }
+        Method::Json if head.is_http && is_json_range(&request) => {
             return Box::pin(serve::<Json>(client, &head.fields, request, call, record)).await;
         }
-        if may_serve_json(client, &request) {
-            return Box::pin(watch_json(client, request, record)).await;
-        }
-        record.record_forwarded(request.headers_mut());
-        let forwarding = forward_http1(&proxy.forward, request, method, call.account());
-        return Ok(Box::pin(forwarding).await);
-    }
-    if head.is_grpc_call {
-        match method {
-            Method::Range => return serve::<Unary>(client, &head.fields, request, call, record).await,
-            Method::RangeStream => {
-                return Box::pin(serve::<Streaming>(client, &head.fields, request, call, record)).await;
+        Method::Watch => {
+            record.set_watch();
+            if is_called && let Some(metadata) = may_serve(client, &head.fields, request.headers()) {
+                return Box::pin(watch(client, request, metadata, record)).await;
             }
-            Method::Watch => {
-                if let Some(metadata) = may_serve(client, &head.fields, request.headers()) {
-                    return Box::pin(watch(client, request, metadata, record)).await;
-                }
-            }
-            _ => {}
         }
+        Method::JsonWatch => {
+            record.set_watch();
+            if head.is_http && may_serve_json(client, &request) {
+                return Box::pin(watch_json(client, request, record)).await;
+            }
+        }
+        Method::Json | Method::EtcdUnary | Method::Health => {
+            if let Some(response) = answer_itself(proxy, head, &request) {
+                record.set_source(Source::Memory);
+                return Ok(response);
+            }
+        }
+        _ => {}
     }
     record.record_forwarded(request.headers_mut());
     let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
-    let forwarding = forward_call(forward, mirrors, request, method, head.is_grpc_call, account);
+    if head.is_http {
+        return Ok(Box::pin(forward_http1(forward, request, head.method, account)).await);
+    }
+    let forwarding = forward_call(forward, mirrors, request, head.method, head.is_grpc_call, account);
     Box::pin(forwarding).await
+}
+
+/// The response to a MemberList (`--advertise-client-urls`), or to the health check of another rangecache; `None` if etcd has to answer.
+fn answer_itself(
+    proxy: &Proxy,
+    head: &CallHead,
+    request: &Request<Incoming>,
+) -> Option<Response<ResponseBody>> {
+    match head.method {
+        Method::Health => answer_leaf_health(&proxy.forward.upstream, head, request),
+        _ => proxy
+            .advertised
+            .as_ref()?
+            .response(request, &proxy.mirrors.cluster_state),
+    }
 }
 
 /// Injects the faults that the request's headers name; for tests, in debug builds only.
 #[cfg(debug_assertions)]
-fn arm_faults(proxy: &super::handles::Proxy, headers: &HeaderMap) {
+fn arm_faults(proxy: &Proxy, headers: &HeaderMap) {
     let Some(name) = faults::named(headers) else {
         return;
     };

@@ -4,7 +4,7 @@
 use super::answer::{Basis, MemoryAnswer};
 use super::attempt::{Deadlines, ReadAttempt, ReadRequest};
 use super::authorize::answer_authorized;
-use super::leaf_check::{answer_leaf_check, is_leaf_check};
+use super::leaf::{answer_leaf_check, is_leaf_check};
 use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;

@@ -9,7 +9,7 @@
 //! | `streaming`, `json` | the formats of KV/RangeStream, and of `/v3/kv/range` of the JSON gateway |
 //! | `decide` | has the read planned, and chooses the attempt |
 //! | `plan` | decides what must be proven; a pure function |
-//! | `leaf_check` | answers the quorum checks of rangecaches whose endpoint this process is |
+//! | `leaf` | answers the checks of rangecaches whose endpoint this process is |
 //! | `attempt` | waits for the quorum check and for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
 //! | `answer` | selects the entries of the response from a proven view |
@@ -27,7 +27,7 @@ mod decide;
 pub(super) mod fuzzing;
 mod grpc;
 mod json;
-mod leaf_check;
+mod leaf;
 mod plan;
 mod scan;
 mod serve;
@@ -37,5 +37,6 @@ mod streaming;
 
 pub(super) use grpc::Unary;
 pub(super) use json::{Json, is_json_range};
+pub(super) use leaf::answer_leaf_health;
 pub(super) use serve::serve;
 pub(super) use streaming::Streaming;

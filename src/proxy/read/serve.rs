@@ -11,7 +11,6 @@ use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
 use super::decide::decide;
-use super::leaf_check::is_leaf_check;
 use super::shadow;
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
@@ -160,7 +159,7 @@ async fn handle<W: WireFormat>(
         prefixes.record_wait(prefix, waited);
     }
     let (reason, turn) = match decided {
-        Ok(answer) => match turn_to_compare::<W>(proxy, request, &answer, record) {
+        Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
             None => match respond(proxy, &received.format, request, answer, record) {
                 Ok(response) => return Ok(response),
                 Err(reason) => (reason, None),
@@ -176,15 +175,12 @@ async fn handle<W: WireFormat>(
 /// A turn for the comparison, if the read is one that etcd is to answer although memory could (`--shadow`).
 fn turn_to_compare<W: WireFormat>(
     proxy: &Proxy,
-    request: &ReadRequest,
     answer: &MemoryAnswer,
     record: &CallRecord,
 ) -> Option<OwnedSemaphorePermit> {
-    // A leaf has no proof by a response of etcd.
-    let is_comparable = W::IS_COMPARED
-        && matches!(answer, MemoryAnswer::Entries(..))
-        && record.stale_age.is_none()
-        && !is_leaf_check(request);
+    // What a header alone proves, a response of etcd does not.
+    let is_comparable =
+        W::IS_COMPARED && matches!(answer, MemoryAnswer::Entries(..)) && record.stale_age.is_none();
     is_comparable.then(|| proxy.shadow.choose())?
 }
 
@@ -199,30 +195,32 @@ fn respond<W: WireFormat>(
     answer: MemoryAnswer,
     record: &mut CallRecord,
 ) -> Result<Response<ResponseBody>, Reason> {
-    match answer {
-        MemoryAnswer::Entries(header, selection, outcome, scanned) => {
-            record.outcome = outcome;
-            record.keys = selection.len();
-            let entries = match scanned {
-                Some(scanned) => EntrySource::Scanned(scanned),
-                None => EntrySource::Mirror {
-                    mirror: record.mirror(&proxy.mirrors),
-                    is_past: request.query.revision > 0,
-                },
-            };
-            match format.respond(request, header, selection, entries) {
-                Ok(response) => Ok(response),
-                Err(Unservable::TooLong(bytes)) => {
-                    record.outcome = outcome.refused();
-                    Ok(format.refuse(request, &Status::LargerThanMax(bytes)))
-                }
-                Err(Unservable::Damaged) => Err(Reason::Damaged),
-            }
+    let (header, selection, outcome, scanned) = match answer {
+        MemoryAnswer::Entries(header, selection, outcome, scanned) => (header, selection, outcome, scanned),
+        MemoryAnswer::Header(header, outcome) => {
+            (header, Selection::of_page(Vec::new(), 0, false), outcome, None)
         }
         MemoryAnswer::Refusal(status, outcome) => {
             record.outcome = outcome;
-            Ok(format.refuse(request, &status))
+            return Ok(format.refuse(request, &status));
         }
+    };
+    record.outcome = outcome;
+    record.keys = selection.len();
+    let entries = match scanned {
+        Some(scanned) => EntrySource::Scanned(scanned),
+        None => EntrySource::Mirror {
+            mirror: record.mirror(&proxy.mirrors),
+            is_past: request.query.revision > 0,
+        },
+    };
+    match format.respond(request, header, selection, entries) {
+        Ok(response) => Ok(response),
+        Err(Unservable::TooLong(bytes)) => {
+            record.outcome = outcome.refused();
+            Ok(format.refuse(request, &Status::LargerThanMax(bytes)))
+        }
+        Err(Unservable::Damaged) => Err(Reason::Damaged),
     }
 }
 
@@ -419,21 +417,14 @@ mod tests {
         let hit = Outcome::Hit(Read::Linearizable);
         let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit, None);
         let refusal = MemoryAnswer::refusal(Status::Compacted);
-        let turn = |request: &ReadRequest, answer: &MemoryAnswer, record: &CallRecord| {
-            turn_to_compare::<Told>(&scene.proxy, request, answer, record)
+        let proof = MemoryAnswer::Header(ResponseHeader::default(), hit);
+        let turn = |answer: &MemoryAnswer, record: &CallRecord| {
+            turn_to_compare::<Told>(&scene.proxy, answer, record)
         };
-        assert!(turn(&request(), &entries, &record).is_some());
-        assert!(turn(&request(), &refusal, &record).is_none());
-        let mut of_leaf = request();
-        of_leaf.query.key = "rangecache/quorum-check".into();
-        (of_leaf.metadata.marks.check, of_leaf.metadata.is_of_rangecache) = (true, true);
-        assert!(
-            turn(&of_leaf, &entries, &record).is_none(),
-            "it proves nothing then"
-        );
-        of_leaf.metadata.marks.check = false;
-        assert!(turn(&of_leaf, &entries, &record).is_some(), "it is a client's");
+        assert!(turn(&entries, &record).is_some());
+        assert!(turn(&refusal, &record).is_none());
+        assert!(turn(&proof, &record).is_none(), "etcd's response is no proof");
         record.stale_age = Some(std::time::Duration::ZERO);
-        assert!(turn(&request(), &entries, &record).is_none(), "it is stale");
+        assert!(turn(&entries, &record).is_none(), "it is stale");
     }
 }

@@ -1,18 +1,58 @@
-//! Quorum checks of other rangecaches whose endpoint this process is (its leaves). They join the checks that reads of this
-//! process wait for, so that many leaves cost etcd no more checks than one: a check is answered by one that was sent after it
-//! had arrived (I2 holds through both). No mirror has to hold the key. A client that reads the same key through a leaf gets etcd's
-//! answer: no rangecache forwards the metadata that makes a read a check.
+//! Calls that other rangecaches whose endpoint this process is (its leaves) make themselves. Their quorum checks join the checks that
+//! reads of this process wait for, and their health checks are answered by those that it makes of its own endpoints, so that many
+//! leaves cost etcd no more checks than one: a quorum check is answered by one that was sent after it had arrived (I2 holds through
+//! both). No mirror has to hold the key. A client that reads the same key through a leaf gets etcd's answer: no rangecache forwards the
+//! metadata that makes a read a check.
+
+use http::{HeaderValue, Request, Response};
+use hyper::body::Incoming;
 
 use super::answer::MemoryAnswer;
 use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
-use crate::proxy::call::CallRecord;
+use crate::proxy::call::{CallHead, CallRecord};
 use crate::proxy::handles::Proxy;
-use etcd_store::cache::Selection;
-use etcd_wire::grpc::Status;
+use crate::proxy::response::ResponseBody;
+use etcd_wire::grpc::frame::framed;
+use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS};
+use etcd_wire::grpc::metadata::grpc_content_type;
+use etcd_wire::grpc::status::ok_trailers;
+use etcd_wire::grpc::{HEALTH_CHECK, Method, Status};
+use etcd_wire::grpc_health::HealthCheckResponse;
+use etcd_wire::grpc_health::health_check_response::ServingStatus;
 use rangecache_base::telemetry::outcome::Read;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::lineage::Auth;
-use rangecache_upstream::{gates, is_check_key};
+use rangecache_upstream::{Upstream, gates, is_check_key};
+
+/// The response to the health check of a leaf, while an endpoint serves; `None` for every other call, which etcd answers. A client's
+/// check that a leaf forwards is answered by etcd.
+pub(in crate::proxy) fn answer_leaf_health(
+    upstream: &Upstream,
+    head: &CallHead,
+    request: &Request<Incoming>,
+) -> Option<Response<ResponseBody>> {
+    let fields = &head.fields;
+    let is_of_leaf = head.is_grpc_call
+        && head.method == Method::Health
+        && fields.marks.health
+        && fields.is_of_rangecache
+        && request.uri().path() == HEALTH_CHECK;
+    if !is_of_leaf {
+        return None;
+    }
+    let (urls, cluster_id) = (upstream.serving_endpoints()?, upstream.cluster_id()?);
+    let message = HealthCheckResponse {
+        status: ServingStatus::Serving.into(),
+    };
+    let body = ResponseBody::whole(framed(&message), ok_trailers());
+    let mut response = body.into_response(grpc_content_type(request.headers()));
+    for (name, text) in [(ENDPOINTS, urls), (CLUSTER, format!("{cluster_id:x}"))] {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_str(&text).ok()?);
+    }
+    Some(response)
+}
 
 /// Whether the read is the quorum check of a leaf.
 pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
@@ -73,9 +113,7 @@ pub(super) async fn answer_leaf_check(
     } else {
         Read::Linearizable
     };
-    let nothing = Selection::of_page(Vec::new(), 0, false);
-    let outcome = Outcome::Hit(read);
-    Ok(MemoryAnswer::Entries(proof.header, nothing, outcome, None))
+    Ok(MemoryAnswer::Header(proof.header, Outcome::Hit(read)))
 }
 
 #[cfg(test)]
