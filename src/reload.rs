@@ -256,9 +256,12 @@ mod tests {
     async fn reload_takes_over_what_it_may_and_names_what_needs_a_restart() {
         let scene = Scene::new(&["--max-calls=100"]);
         let mut reloader = reloader(&scene);
-        let flags = ["--max-calls=7", "--shadow=0.5", "--connect-timeout=9s"];
+        let flags = ["--max-calls=7", "--when-behind=fail", "--connect-timeout=9s"];
         let reloaded = reloader.apply(serving(&flags)).await;
-        assert_eq!(reloaded.changed, ["shadow: 0 → 0.5", "max-calls: 100 → 7"]);
+        assert_eq!(
+            reloaded.changed,
+            ["when-behind: forward → fail", "max-calls: 100 → 7"]
+        );
         assert_eq!(reloaded.needs_restart.len(), 1, "{:?}", reloaded.needs_restart);
         assert!(reloaded.needs_restart[0].starts_with("connect-timeout: "));
         assert_eq!(scene.live.load().limits.max_calls, 7);
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(
             changes,
             [
-                (ChangeKind::FlagChanged, "shadow", "0 → 0.5"),
+                (ChangeKind::FlagChanged, "when-behind", "forward → fail"),
                 (ChangeKind::FlagChanged, "max-calls", "100 → 7"),
             ]
         );

@@ -40,7 +40,6 @@ reloadable! {
     "freshness-timeout": mirror.freshness_timeout;
     "serve-stale": mirror.serve_stale;
     "when-behind": forward.when_behind;
-    "shadow": forward.shadow;
     "forward-max-large": forward.max_large;
     "forward-max-small": forward.max_small;
     "forward-max-waiting": forward.max_waiting;

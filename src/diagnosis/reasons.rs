@@ -325,11 +325,6 @@ pub fn explain_reason(reason: Reason) -> Explanation {
              --client-max-forwarded-lists or --client-max-bytes-per-second.",
             "See /clients. Have the client read less, or raise the flag that the response names.",
         ),
-        Reason::Shadow => (
-            "compared with etcd",
-            "Memory could answer, but etcd did, so that both could be compared (--shadow).",
-            "Nothing. rangecache_shadow_reads_total has the results.",
-        ),
         Reason::ForwardAll => (
             "memory switched off",
             "An operator has sent POST /forward-all: etcd answers everything.",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use rangecache_base::flags::{Live, parse_bytes, parse_duration, parse_share};
+use rangecache_base::flags::{Live, parse_bytes, parse_duration};
 use rangecache_base::memory;
 use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
 use rangecache_edge::server::ListenConfig;
@@ -82,14 +82,6 @@ pub struct ForwardConfig {
     /// When to change it: clients need longer between two pages
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "75s")]
     pub series_ttl: Duration,
-
-    /// Share of the unary Ranges that memory could answer which etcd answers, to compare its response with memory's at the
-    /// same revision; from 0 to 1
-    ///
-    /// When to change it: `0.01` to have etcd answer one in a hundred of the unary Ranges that memory could, and to
-    /// compare both (docs/operations.md#comparing-answers-with-etcds)
-    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0")]
-    pub shadow: f64,
 
     /// Answer to reads of a mirror that is loading, lost its watch or is too late: etcd's, or Unavailable at once
     ///

@@ -16,7 +16,6 @@ use super::forward::{Forward, Gate, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
 use super::metrics::ProxyTelemetry;
-use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use rangecache_base::flags::Live;
 use rangecache_base::panics::restarting;
@@ -53,8 +52,6 @@ pub struct Proxy {
     pub(super) fallback: Arc<Fallback>,
     /// Flags of reads that are forwarded.
     flags: Live<ForwardConfig>,
-    /// Reads that etcd answers although memory could (`--shadow`).
-    pub(super) shadow: ShadowReads,
     /// Turns of reads for which memory looks at many entries.
     pub(super) scans: Arc<Turns>,
     pub(super) responses: Arc<ResponseRegistry>,
@@ -178,7 +175,6 @@ impl Proxy {
     /// Takes over the bounds that a reload has changed.
     pub fn reload(&self, limits: &LimitsConfig) {
         let forward = self.flags.load();
-        self.shadow.set(forward.shadow);
         self.admission.set_max_calls(limits.max_calls as usize);
         let small = &self.forward.small_turns;
         small.set(forward.max_small as usize, forward.max_waiting);
@@ -233,7 +229,6 @@ impl Proxy {
             fallback: Fallback::new(&forwarding, &forward, mirrors, &buffers, metrics, tasks),
             forward,
             flags: flags.forward.clone(),
-            shadow: ShadowReads::new(forwarding.shadow),
             scans: Turns::new(
                 limits.worker_threads(),
                 MAX_WAITING_SCANS,

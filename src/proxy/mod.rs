@@ -43,7 +43,6 @@ mod read;
 mod refuse;
 mod response;
 mod route;
-mod shadow_reads;
 mod source;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -292,7 +292,6 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"cache.whenBehind=wait", "at '/cache/whenBehind'"},
 			{"cache.warmFrom={rangecache:23790}", "at '/cache/warmFrom/0'"},
 			{"cache.image.hostPath=images", "at '/cache/image/hostPath'"},
-			{"cache.shadow=2", "at '/cache/shadow'"},
 			{"watches.cache=on", "at '/watches/cache'"},
 			{"etcd.callerIs=certificate,etcd.user=a,etcd.passwordFile=b", "it excludes etcd.user"},
 			{"limits.requestTimeout=30", "at '/limits/requestTimeout'"},
@@ -327,7 +326,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"serviceMonitor.enabled=true,podMonitor.enabled=true", "choose one"},
 			{"podMonitor.scrapeTimeout=5", "at '/podMonitor/scrapeTimeout'"},
 			{"prometheusRule.enabled=true,prometheusRule.disabledAlerts={RangecacheDwon}", "there is no alert RangecacheDwon"},
-			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,flagsFile=RANGECACHE_SHADOW=0.1", "a static pod cannot use a ConfigMap"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,flagsFile=RANGECACHE_MAX_CALLS=1", "a static pod cannot use a ConfigMap"},
 			{`commonLabels.app\.kubernetes\.io/name=x`, "value must be 'given by the chart'"},
 			{`podLabels.app\.kubernetes\.io/component=x`, "value must be 'given by the chart'"},
 		} {

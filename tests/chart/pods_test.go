@@ -270,7 +270,6 @@ func TestValuesBecomeFlags(t *testing.T) {
 		"metrics.clientsTop=0":                   "--client-metrics-top=0",
 		"metrics.prefixesTop=50":                 "--prefix-metrics-top=50",
 		"cache.whenBehind=fail":                  "--when-behind=fail",
-		"cache.shadow=0.01":                      "--shadow=0.01",
 		"cache.serveStale=5m":                    "--serve-stale=5m",
 		"cache.warmFrom={http://a:1,http://b:1}": "--warm-from=http://a:1,http://b:1",
 		"cache.image.hostPath=/var/lib/images":   "--image-dir=/var/lib/rangecache",

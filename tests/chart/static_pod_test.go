@@ -136,7 +136,7 @@ func TestInstallerRunsTheImageAlone(t *testing.T) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	for others, args := range [][]string{
 		{"--set", "image.digest=" + digest},
-		{"--set", "image.digest=" + digest, "--set", "security.runAsUser=65532", "--set", "extraEnv[0].name=RANGECACHE_SHADOW", "--set-string", "extraEnv[0].value=0.5"},
+		{"--set", "image.digest=" + digest, "--set", "security.runAsUser=65532", "--set", "extraEnv[0].name=RANGECACHE_TRACE_SAMPLE", "--set-string", "extraEnv[0].value=0.5"},
 	} {
 		o := renderMode(t, "static-pod", append(args, "--set", "staticPod.force=true,staticPod.readyTimeout=3m")...)
 		pod, static := o.daemonSet.Spec.Template.Spec, o.proxy.Spec.Containers[0]

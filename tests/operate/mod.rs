@@ -18,6 +18,5 @@ mod read_only;
 mod reload;
 mod residency;
 mod running;
-mod shadow;
 mod tls;
 mod traces;

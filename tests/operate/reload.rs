@@ -45,7 +45,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
         &dir,
         "RANGECACHE_MAX_CALLS=1000\nRANGECACHE_LOG_LEVEL=debug\n",
     )
-    .with("--shadow", "0.5")
+    .with("--trace-sample", "0.5")
     .start()
     .await;
     assert_eq!(limit(&rangecache, "max_calls").await, 1000.0);
@@ -55,7 +55,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     // The command line wins over the file.
     write(
         &file,
-        "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_LOG_LEVEL=info\nRANGECACHE_MAX_CONCURRENT_STREAMS=7\nRANGECACHE_SHADOW=0\nRANGECACHE_FORWARD_MAX_SMALL=3\n",
+        "RANGECACHE_MAX_CALLS=2000\nRANGECACHE_LOG_LEVEL=info\nRANGECACHE_MAX_CONCURRENT_STREAMS=7\nRANGECACHE_TRACE_SAMPLE=0\nRANGECACHE_FORWARD_MAX_SMALL=3\n",
     );
     let (status, body) = send(&rangecache, Method::POST, "/reload").await;
     let changed = [

@@ -123,8 +123,6 @@ pub struct Settings {
     pub serve_stale: Duration,
     /// `--watch-max-bytes`. If that is little, clients write long values.
     pub watch_max_bytes: u64,
-    /// Whether etcd answers some of the reads that memory could answer (`--shadow`).
-    pub is_shadowed: bool,
     /// Whether etcd has users, and auth may be on.
     pub has_auth: bool,
     /// Whether memory is as scarce as if it had no room for values, from time to time.
@@ -149,10 +147,6 @@ impl Settings {
         if chance.one_in(4) {
             flags.push("--verify-interval=2s");
         }
-        let is_shadowed = chance.one_in(6);
-        if is_shadowed {
-            flags.push("--shadow=0.5");
-        }
         if chance.one_in(8) {
             flags.push("--when-behind=fail");
         }
@@ -176,7 +170,6 @@ impl Settings {
             prefixes,
             serve_stale: Duration::from_secs(if serves_stale { 3 } else { 0 }),
             watch_max_bytes,
-            is_shadowed,
             has_auth,
             leaves_values_out: chance.one_in(4),
             has_images: chance.one_in(3),
@@ -201,7 +194,6 @@ impl Settings {
             prefixes: Vec::new(),
             serve_stale: Duration::ZERO,
             watch_max_bytes: 64 << 20,
-            is_shadowed: false,
             has_auth: false,
             leaves_values_out: false,
             has_images: false,

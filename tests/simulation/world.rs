@@ -31,11 +31,10 @@ use crate::watcher::{Watched, Watcher};
 const PAGE_KEYS: i64 = 2;
 /// Bound on the time until memory serves, and until the cluster serves again after the last fault.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(150);
-/// Recovery bound with `--shadow`: etcd answers a part of the reads, and each of these may take seconds at a stuck member.
-const SHADOWED_RECOVERY_TIMEOUT: Duration = Duration::from_secs(900);
-/// Bound on the time until watches have got the last writes. With `--shadow`, and with users behind hubs, it is the recovery bound: a
-/// watch that etcd serves may be at the stuck member until memory serves everything.
+/// Bound on the time until watches have got the last writes.
 const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(120);
+/// Bound on that time for users behind hubs: a watch that etcd serves may be at the stuck member until memory serves everything.
+const USERS_LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// The parts that faults change.
 pub struct World {
@@ -152,8 +151,8 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             chance: Chance::new(seed, 20 + number),
             has_long_keys: settings.is_watch_memory_small(),
             user: settings.user(&world.chance),
-            last_writes_timeout: if settings.is_shadowed || (job == Job::Hubs && settings.has_auth) {
-                SHADOWED_RECOVERY_TIMEOUT
+            last_writes_timeout: if job == Job::Hubs && settings.has_auth {
+                USERS_LAST_WRITES_TIMEOUT
             } else {
                 LAST_WRITES_TIMEOUT
             },
@@ -279,12 +278,7 @@ async fn cause_fault(world: &World, tiers: &Tiers, known: &Known, kinds: &[Fault
 /// Writes to every key, and waits until memory has served each half of the result: that of the front, unless a hub has to ask for
 /// the rights of each caller.
 async fn end(world: &World, tiers: &Tiers, settings: &Settings, known: &Known, watched: &Watched) {
-    let timeout = if settings.is_shadowed {
-        SHADOWED_RECOVERY_TIMEOUT
-    } else {
-        RECOVERY_TIMEOUT
-    };
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now() + RECOVERY_TIMEOUT;
     let mut revisions = None;
     let mut unserved = HALVES.to_vec();
     while Instant::now() < deadline && !unserved.is_empty() {

@@ -328,9 +328,6 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- with .Values.cache.whenBehind }}
 - --when-behind={{ . }}
 {{- end }}
-{{- with .Values.cache.shadow }}
-- --shadow={{ . }}
-{{- end }}
 {{- if not (kindIs "invalid" .Values.metrics.clientsTop) }}
 - --client-metrics-top={{ int64 .Values.metrics.clientsTop }}
 {{- end }}

@@ -46,12 +46,6 @@ metric_group! {
         ///
         /// Useful when: it counts anything: etcd was unreachable
         stale_age: Latency = "rangecache_range_stale_age_seconds";
-        /// Responses of etcd that `--shadow` compared with memory's, by `result`: `equal`, `different`,
-        /// `too_large` (over 1 MiB), `not_compared` (an error, or memory no longer had the revision)
-        ///
-        /// Useful when: `different` grows: see the log
-        shadow[result]: Counter = "rangecache_shadow_reads_total",
-            from_zero = ["equal", "different", "too_large", "not_compared"];
     }
 }
 
@@ -69,11 +63,6 @@ impl ReadMetrics {
             self.wait.observe(waited);
         }
         self.duration.observe(total);
-    }
-
-    /// Counts a comparison of etcd's response with memory's.
-    pub fn record_shadow(&self, result: &'static str) {
-        self.shadow.of(result).inc();
     }
 
     /// Records the age of a stale response.

@@ -45,8 +45,6 @@ pub(in crate::proxy) trait GrpcMethod: Default {
     const METHOD: Method;
     /// The kind of read that metrics count.
     const KIND: Kind;
-    /// Whether etcd's responses can be compared with memory's (`--shadow`).
-    const IS_COMPARED: bool;
 
     /// The status with which etcd refuses `query` by this method alone; `None` if it does not.
     fn refusal(_query: &RangeQuery) -> Option<Status> {
@@ -71,7 +69,6 @@ pub(in crate::proxy) struct Unary;
 impl GrpcMethod for Unary {
     const METHOD: Method = Method::Range;
     const KIND: Kind = Kind::Unary;
-    const IS_COMPARED: bool = true;
 
     fn body(
         header: ResponseHeader,
@@ -90,7 +87,6 @@ impl GrpcMethod for Unary {
 impl<M: GrpcMethod> WireFormat for M {
     const KIND: Kind = <M as GrpcMethod>::KIND;
     const PROTOCOL: CallProtocol = CallProtocol::Grpc;
-    const IS_COMPARED: bool = <M as GrpcMethod>::IS_COMPARED;
     type Original = Original;
 
     /// A request that cannot be decoded is forwarded from here; an unknown sort target, and a message that does not fit

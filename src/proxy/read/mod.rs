@@ -15,7 +15,6 @@
 //! | `answer` | selects the entries of the response from a proven view |
 //! | `scan` | looks at every entry of a range, for filtered and sorted reads |
 //! | `stale` | answers from the last view while no member of etcd answers |
-//! | `shadow` | compares etcd's responses with memory's (`--shadow`) |
 //! | `body` | produces the bytes of responses from memory as the client reads |
 
 mod answer;
@@ -31,7 +30,6 @@ mod leaf;
 mod plan;
 mod scan;
 mod serve;
-mod shadow;
 mod stale;
 mod streaming;
 

@@ -95,16 +95,6 @@ pub(super) async fn scan_in_turns(
     Ok((selected, ScannedEntries { view, _order: order }))
 }
 
-/// Makes `scan` in steps, for a caller that is no client.
-pub(super) async fn scan_in_steps(mut scan: Scan<'_>) -> Selected {
-    loop {
-        if let Some(selected) = scan.step(STEP_ENTRIES) {
-            return selected;
-        }
-        tokio::task::yield_now().await;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

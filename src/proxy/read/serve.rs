@@ -4,14 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tracing::{Instrument, field};
 
 use super::answer::MemoryAnswer;
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
 use super::decide::decide;
-use super::shadow;
 use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
@@ -29,8 +27,6 @@ pub(in crate::proxy) trait WireFormat: Sized {
     /// The kind of read that metrics count.
     const KIND: Kind;
     const PROTOCOL: CallProtocol;
-    /// Whether etcd's responses can be compared with memory's (`--shadow`).
-    const IS_COMPARED: bool;
     /// The unchanged request, for etcd, but for what [`ReadRequest`] has.
     type Original;
 
@@ -158,30 +154,15 @@ async fn handle<W: WireFormat>(
     if let (Some(waited), Some(prefix)) = (record.wait(), prefix) {
         prefixes.record_wait(prefix, waited);
     }
-    let (reason, turn) = match decided {
-        Ok(answer) => match turn_to_compare::<W>(proxy, &answer, record) {
-            None => match respond(proxy, &received.format, request, answer, record) {
-                Ok(response) => return Ok(response),
-                Err(reason) => (reason, None),
-            },
-            Some(turn) => (Reason::Shadow, Some(turn)),
+    let reason = match decided {
+        Ok(answer) => match respond(proxy, &received.format, request, answer, record) {
+            Ok(response) => return Ok(response),
+            Err(reason) => reason,
         },
-        Err(reason) => (reason, None),
+        Err(reason) => reason,
     };
     // Boxed, so that the future of a read from memory stays small.
-    Box::pin(fetch(proxy, received, (reason, turn), call, record)).await
-}
-
-/// A turn for the comparison, if the read is one that etcd is to answer although memory could (`--shadow`).
-fn turn_to_compare<W: WireFormat>(
-    proxy: &Proxy,
-    answer: &MemoryAnswer,
-    record: &CallRecord,
-) -> Option<OwnedSemaphorePermit> {
-    // What a header alone proves, a response of etcd does not.
-    let is_comparable =
-        W::IS_COMPARED && matches!(answer, MemoryAnswer::Entries(..)) && record.stale_age.is_none();
-    is_comparable.then(|| proxy.shadow.choose())?
+    Box::pin(fetch(proxy, received, reason, call, record)).await
 }
 
 /// Responds from memory.
@@ -224,12 +205,12 @@ fn respond<W: WireFormat>(
     }
 }
 
-/// Gets the response from etcd, because memory could not answer for `reason`, and compares it if there is a `turn`. Once no
-/// member of etcd answers, the response may be a stale one from memory.
+/// Gets the response from etcd, because memory could not answer for `reason`. Once no member of etcd answers, the response may
+/// be a stale one from memory.
 async fn fetch<W: WireFormat>(
     proxy: &Proxy,
     received: ReceivedRead<W>,
-    (reason, turn): (Reason, Option<OwnedSemaphorePermit>),
+    reason: Reason,
     call: &CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
@@ -246,7 +227,7 @@ async fn fetch<W: WireFormat>(
     request.metadata.bypass |= reason == Reason::ForwardAll;
     let stale = StaleRead::of(proxy, &request, call.account());
     let fetching = format.fetch(proxy, &mut request, original, call, record);
-    let result = match stale {
+    match stale {
         None => fetching.await,
         Some(stale) => tokio::select! {
             biased;
@@ -254,16 +235,12 @@ async fn fetch<W: WireFormat>(
             answer = stale.answer_once_silent() => {
                 let answer = answer.recorded(record);
                 let response = respond(proxy, &format, &request, answer, record);
-                return Ok(response.unwrap_or_else(|reason| {
+                Ok(response.unwrap_or_else(|reason| {
                     record.outcome = Outcome::Shed(reason);
                     format.refuse(&request, &Status::MirrorBehind)
-                }));
+                }))
             }
         },
-    };
-    match turn {
-        None => result,
-        Some(turn) => result.map(|response| shadow::observe(proxy, request.query, turn, response)),
     }
 }
 
@@ -288,7 +265,6 @@ mod tests {
     impl WireFormat for Told {
         const KIND: Kind = Kind::Unary;
         const PROTOCOL: CallProtocol = CallProtocol::Grpc;
-        const IS_COMPARED: bool = true;
         type Original = ();
 
         async fn receive(
@@ -348,7 +324,7 @@ mod tests {
             original: (),
         };
         let (call, mut record) = (scene.client().account.hold(CallKind::Request), record());
-        let result = fetch(&scene.proxy, received, (reason, None), &call, &mut record).await;
+        let result = fetch(&scene.proxy, received, reason, &call, &mut record).await;
         let text = result.unwrap().headers()["grpc-message"]
             .to_str()
             .unwrap()
@@ -408,23 +384,5 @@ mod tests {
         let damaged = Told(|| Unservable::Damaged);
         let response = respond(&scene.proxy, &damaged, &request(), answer, &mut record);
         assert_eq!(response.err(), Some(Reason::Damaged));
-    }
-
-    #[tokio::test]
-    async fn only_entries_that_memory_has_proven_are_compared_with_etcds() {
-        let (scene, mut record) = (Scene::new(&["--shadow=1"]), record());
-        let selection = Selection::of_page(Vec::new(), 0, false);
-        let hit = Outcome::Hit(Read::Linearizable);
-        let entries = MemoryAnswer::Entries(ResponseHeader::default(), selection, hit, None);
-        let refusal = MemoryAnswer::refusal(Status::Compacted);
-        let proof = MemoryAnswer::Header(ResponseHeader::default(), hit);
-        let turn = |answer: &MemoryAnswer, record: &CallRecord| {
-            turn_to_compare::<Told>(&scene.proxy, answer, record)
-        };
-        assert!(turn(&entries, &record).is_some());
-        assert!(turn(&refusal, &record).is_none());
-        assert!(turn(&proof, &record).is_none(), "etcd's response is no proof");
-        record.stale_age = Some(std::time::Duration::ZERO);
-        assert!(turn(&entries, &record).is_none(), "it is stale");
     }
 }

@@ -20,7 +20,6 @@ impl GrpcMethod for Streaming {
     const METHOD: Method = Method::RangeStream;
     const KIND: Kind = Kind::Stream;
     // A response in chunks is compared as the same Range is.
-    const IS_COMPARED: bool = false;
 
     /// Returns the status with which etcd 3.7 refuses `query` before reading any key; `None` if it serves the query. The
     /// texts are those of 3.7, whatever version the endpoints have.

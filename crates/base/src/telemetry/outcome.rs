@@ -153,8 +153,6 @@ labels! {
         Bypass => "bypass",
         /// The operator has switched memory off (`POST /forward-all`).
         ForwardAll => "forward_all",
-        /// Memory could answer; etcd's response is compared with memory's (`--shadow`).
-        Shadow => "shadow",
     }
 }
 

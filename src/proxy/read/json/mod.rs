@@ -49,7 +49,6 @@ pub(in crate::proxy) struct Json {
 impl WireFormat for Json {
     const KIND: Kind = Kind::Unary;
     const PROTOCOL: CallProtocol = CallProtocol::Json;
-    const IS_COMPARED: bool = false;
     /// The gateway's request.
     type Original = Request<Outgoing>;
 
