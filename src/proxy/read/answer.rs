@@ -17,8 +17,6 @@ use rangecache_upstream::Version;
 pub(super) enum MemoryAnswer {
     /// The selected entries, and what keeps those that were scanned for.
     Entries(ResponseHeader, Selection, Outcome, Option<Box<ScannedEntries>>),
-    /// A header alone, which proves something to another rangecache.
-    Header(ResponseHeader, Outcome),
     /// The status that etcd would return.
     Refusal(Status, Outcome),
 }

@@ -12,6 +12,7 @@ use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
 use crate::proxy::call::{CallHead, CallRecord};
 use crate::proxy::handles::Proxy;
 use crate::proxy::response::ResponseBody;
+use etcd_store::cache::Selection;
 use etcd_wire::grpc::frame::framed;
 use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS};
 use etcd_wire::grpc::metadata::grpc_content_type;
@@ -113,7 +114,8 @@ pub(super) async fn answer_leaf_check(
     } else {
         Read::Linearizable
     };
-    Ok(MemoryAnswer::Header(proof.header, Outcome::Hit(read)))
+    let (nothing, outcome) = (Selection::of_page(Vec::new(), 0, false), Outcome::Hit(read));
+    Ok(MemoryAnswer::Entries(proof.header, nothing, outcome, None))
 }
 
 #[cfg(test)]

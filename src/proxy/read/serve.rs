@@ -178,9 +178,6 @@ fn respond<W: WireFormat>(
 ) -> Result<Response<ResponseBody>, Reason> {
     let (header, selection, outcome, scanned) = match answer {
         MemoryAnswer::Entries(header, selection, outcome, scanned) => (header, selection, outcome, scanned),
-        MemoryAnswer::Header(header, outcome) => {
-            (header, Selection::of_page(Vec::new(), 0, false), outcome, None)
-        }
         MemoryAnswer::Refusal(status, outcome) => {
             record.outcome = outcome;
             return Ok(format.refuse(request, &status));

@@ -80,7 +80,7 @@ impl<'a> StaleRead<'a> {
         match answer(query, proven, version, cluster_state, gate).await {
             Ok(answer @ MemoryAnswer::Entries(..)) => Some(StaleAnswer { answer, age }),
             // Only etcd refuses a read: another history may have the revision that the last view lacks.
-            Ok(MemoryAnswer::Header(..) | MemoryAnswer::Refusal(..)) | Err(_) => None,
+            Ok(MemoryAnswer::Refusal(..)) | Err(_) => None,
         }
     }
 

@@ -66,7 +66,7 @@ let may_be_stale = (query.serializable || query.revision > 0)
             find: "
 Ok(answer @ MemoryAnswer::Entries(..)) => Some(StaleAnswer { answer, age }),
 // Only etcd refuses a read: another history may have the revision that the last view lacks.
-Ok(MemoryAnswer::Header(..) | MemoryAnswer::Refusal(..)) | Err(_) => None,
+Ok(MemoryAnswer::Refusal(..)) | Err(_) => None,
 ",
             replace: "
 Ok(answer) => Some(StaleAnswer { answer, age }),
