@@ -1,5 +1,7 @@
-//! KV/Range, and what it has in common with KV/RangeStream: reads and decodes the message and the metadata, and gets the
-//! response from etcd by way of `fallback`.
+//! KV/Range and KV/RangeStream: reads and decodes the message and the metadata, and gets the response from etcd by way of
+//! `fallback`. A RangeStream (KEP-5966) is answered from memory like a Range, whatever etcd's version; otherwise from etcd's
+//! RangeStream or from unary pages. A client never gets `Unimplemented` for a request that etcd 3.7 would serve: one such
+//! response makes kube-apiserver stop streaming for ten minutes.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -7,14 +9,15 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 
 use super::attempt::ReadRequest;
-use super::body::{EntrySource, unary_body};
+use super::body::{EntrySource, stream_body, unary_body};
 use super::serve::{ReceivedRead, Unservable, WireFormat};
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use etcd_store::cache::{
-    Answer, QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target,
+    Answer, Chunks, Dialect, QueryError, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget,
+    names_unknown_sort_target,
 };
 use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
@@ -40,52 +43,24 @@ pub(in crate::proxy) struct Original {
 /// Bytes of a message that the call has counted when it was admitted: a short read that has room is not refused later.
 const SHORT_MESSAGE_BYTES: u64 = 1 << 10;
 
-/// gRPC method of reads: KV/Range or KV/RangeStream.
-pub(in crate::proxy) trait GrpcMethod: Default {
-    const METHOD: Method;
-    /// The kind of read that metrics count.
-    const KIND: Kind;
-
-    /// The status with which etcd refuses `query` by this method alone; `None` if it does not.
-    fn refusal(_query: &RangeQuery) -> Option<Status> {
-        None
-    }
-
-    /// The body of a response with the selected entries, which `entries` keeps in memory.
-    ///
-    /// # Errors
-    /// [`Unservable`], of a response that etcd would not send or memory cannot.
-    fn body(
-        header: ResponseHeader,
-        selection: Selection,
-        entries: EntrySource<'_>,
-    ) -> Result<ResponseBody, Unservable>;
-}
+/// KV/Range, or KV/RangeStream if `STREAMS`.
+pub(in crate::proxy) struct Grpc<const STREAMS: bool>;
 
 /// KV/Range.
-#[derive(Default)]
-pub(in crate::proxy) struct Unary;
+pub(in crate::proxy) type Unary = Grpc<false>;
+/// KV/RangeStream.
+pub(in crate::proxy) type Streaming = Grpc<true>;
 
-impl GrpcMethod for Unary {
-    const METHOD: Method = Method::Range;
-    const KIND: Kind = Kind::Unary;
-
-    fn body(
-        header: ResponseHeader,
-        selection: Selection,
-        entries: EntrySource<'_>,
-    ) -> Result<ResponseBody, Unservable> {
-        let answer = Answer::new(header, selection);
-        // etcd's gRPC library refuses to send longer messages, too.
-        if answer.len() > MAX_RESPONSE_BYTES {
-            return Err(Unservable::TooLong(answer.len()));
-        }
-        Ok(unary_body(answer, entries)?)
-    }
+impl<const STREAMS: bool> Grpc<STREAMS> {
+    const METHOD: Method = if STREAMS {
+        Method::RangeStream
+    } else {
+        Method::Range
+    };
 }
 
-impl<M: GrpcMethod> WireFormat for M {
-    const KIND: Kind = <M as GrpcMethod>::KIND;
+impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
+    const KIND: Kind = if STREAMS { Kind::Stream } else { Kind::Unary };
     const PROTOCOL: CallProtocol = CallProtocol::Grpc;
     type Original = Original;
 
@@ -97,8 +72,8 @@ impl<M: GrpcMethod> WireFormat for M {
         request: Request<Incoming>,
         call: &mut CallBytes,
         record: &mut CallRecord,
-    ) -> Result<ReceivedRead<M>, Box<CallResult>> {
-        let method = M::METHOD;
+    ) -> Result<ReceivedRead<Self>, Box<CallResult>> {
+        let method = Self::METHOD;
         let (mut parts, body) = request.into_parts();
         let deadline = record.begun() + proxy.request_timeout;
         let mut uncounted = SHORT_MESSAGE_BYTES;
@@ -163,7 +138,7 @@ impl<M: GrpcMethod> WireFormat for M {
                 metadata,
                 headers: std::mem::take(&mut parts.headers),
             },
-            format: M::default(),
+            format: Grpc,
             original: Original {
                 parts,
                 framed,
@@ -172,8 +147,24 @@ impl<M: GrpcMethod> WireFormat for M {
         })
     }
 
+    /// Returns the status with which etcd 3.7 refuses a RangeStream before reading any key; `None` if it serves the query. The
+    /// texts are those of 3.7, whatever version the endpoints have.
     fn refusal(query: &RangeQuery) -> Option<Status> {
-        <M as GrpcMethod>::refusal(query)
+        if !STREAMS {
+            return None;
+        }
+        if let Err(error) = query.check(&Dialect::of_version(3, 7)) {
+            return Some(Status::InvalidArgument(error.to_string()));
+        }
+        let in_key_order = query.sort_order == SortOrder::None as i32
+            || (query.sort_order == SortOrder::Ascend as i32 && query.sort_target == SortTarget::Key as i32);
+        if !in_key_order {
+            Some(Status::StreamUnsupported("custom sort orders"))
+        } else if query.has_revision_filter() {
+            Some(Status::StreamUnsupported("revision filters"))
+        } else {
+            None
+        }
     }
 
     fn refuse(&self, request: &ReadRequest, status: &Status) -> Response<ResponseBody> {
@@ -187,7 +178,16 @@ impl<M: GrpcMethod> WireFormat for M {
         selection: Selection,
         entries: EntrySource<'_>,
     ) -> Result<Response<ResponseBody>, Unservable> {
-        let body = M::body(header, selection, entries)?;
+        let body = if STREAMS {
+            stream_body(Chunks::new(header, selection), entries)
+        } else {
+            let answer = Answer::new(header, selection);
+            // etcd's gRPC library refuses to send longer messages, too.
+            if answer.len() > MAX_RESPONSE_BYTES {
+                return Err(Unservable::TooLong(answer.len()));
+            }
+            unary_body(answer, entries)?
+        };
         Ok(body.into_response(request.metadata.content_type.clone()))
     }
 
@@ -207,7 +207,7 @@ impl<M: GrpcMethod> WireFormat for M {
         parts.headers = std::mem::take(&mut request.headers);
         record.begin_forward(&mut parts.headers);
         let read = UpstreamRead {
-            method: M::METHOD,
+            method: Self::METHOD,
             parts,
             framed,
             query: &request.query,
@@ -267,5 +267,60 @@ mod tests {
                 .collect();
             assert_eq!(counted, expected, "{pieces:?}");
         }
+    }
+
+    #[test]
+    fn request_that_etcd_refuses_gets_its_status() {
+        let list = RangeQuery {
+            key: "k".into(),
+            range_end: "l".into(),
+            ..RangeQuery::default()
+        };
+        let status_of = |query: RangeQuery| {
+            Streaming::refusal(&query).map(|status| (status.code() as u16, status.to_string()))
+        };
+        assert_eq!(status_of(list.clone()), None);
+        for (sort_order, sort_target) in [(0, 1), (0, 4), (1, 0), (0, 0)] {
+            let query = RangeQuery {
+                sort_order,
+                sort_target,
+                ..list.clone()
+            };
+            assert_eq!(status_of(query), None, "{sort_order} {sort_target}");
+        }
+        let sorted = "RangeStream does not support custom sort orders".to_owned();
+        for (sort_order, sort_target) in [(2, 0), (1, 1), (2, 4)] {
+            let query = RangeQuery {
+                sort_order,
+                sort_target,
+                min_mod_revision: 1,
+                ..list.clone()
+            };
+            assert_eq!(status_of(query), Some((12, sorted.clone())));
+        }
+        let filtered = "RangeStream does not support revision filters".to_owned();
+        for query in [
+            RangeQuery {
+                max_create_revision: -1,
+                ..list.clone()
+            },
+            RangeQuery {
+                min_mod_revision: 5,
+                ..list.clone()
+            },
+        ] {
+            assert_eq!(status_of(query), Some((12, filtered.clone())));
+        }
+        assert_eq!(
+            status_of(RangeQuery {
+                sort_order: 7,
+                ..list
+            }),
+            Some((3, "etcdserver: invalid sort option".to_owned()))
+        );
+        assert_eq!(
+            status_of(RangeQuery::default()),
+            Some((3, "etcdserver: key is not provided".to_owned()))
+        );
     }
 }

@@ -5,8 +5,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `serve` | serves a read in any wire format: calls what follows |
-//! | `grpc` | the format of KV/Range, and what KV/RangeStream has in common with it: receive, and get the response from etcd by way of `fallback` |
-//! | `streaming`, `json` | the formats of KV/RangeStream, and of `/v3/kv/range` of the JSON gateway |
+//! | `grpc` | the formats of KV/Range and KV/RangeStream: receive, and get the response from etcd by way of `fallback` |
+//! | `json` | the format of `/v3/kv/range` of the JSON gateway |
 //! | `decide` | has the read planned, and chooses the attempt |
 //! | `plan` | decides what must be proven; a pure function |
 //! | `leaf` | answers the checks of rangecaches whose endpoint this process is |
@@ -31,10 +31,8 @@ mod plan;
 mod scan;
 mod serve;
 mod stale;
-mod streaming;
 
-pub(super) use grpc::Unary;
+pub(super) use grpc::{Streaming, Unary};
 pub(super) use json::{Json, is_json_range};
 pub(super) use leaf::answer_leaf_health;
 pub(super) use serve::serve;
-pub(super) use streaming::Streaming;
