@@ -94,55 +94,44 @@ pub fn start(
     for (position, _) in mirrors.positions() {
         lifecycle::start(&mirrors, position);
     }
-    let probed = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        let probe = probe::Probe {
-            set: &probed.set,
-            upstream: &probed.upstream,
-            freshness: &probed.freshness,
-            pinned: &probed.pinned,
-            compaction: &probed.compaction,
-        };
-        restarting("probe", || probe::run(&probe, interval)).await;
+    spawn(&mirrors, "probe", move |of| async move {
+        probe::run(&of, interval).await
     });
     let interval = live.load().verify_interval;
     if !interval.is_zero() {
-        let verified = Arc::clone(&mirrors);
-        spawn(&mirrors, async move {
-            let (set, upstream) = (&verified.set, &verified.upstream);
-            let counted = (&*verified.telemetry, &*verified.metrics);
-            restarting("verification", || verify::run(set, upstream, counted, interval)).await;
+        spawn(&mirrors, "verification", move |of| async move {
+            verify::run(&of, interval).await
         });
     }
-    let packed = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        restarting("packing", || packing::run(&packed.set)).await;
+    spawn(
+        &mirrors,
+        "packing",
+        |of| async move { packing::run(&of.set).await },
+    );
+    spawn(&mirrors, "residency", |of| async move {
+        residency::run(&of.set, &of.upstream).await
     });
-    let refilled = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        let (set, upstream) = (&refilled.set, &refilled.upstream);
-        restarting("residency", || residency::run(set, upstream)).await;
+    spawn(&mirrors, "neighbours", |of| async move {
+        load::check_neighbours(&of.set, &of.upstream).await;
     });
-    let warmed = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        let (set, upstream) = (&warmed.set, &warmed.upstream);
-        restarting("neighbours", || load::check_neighbours(set, upstream)).await;
-    });
-    let contradicted = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        restarting("history", || contradicted.drop_contradicted()).await;
-    });
-    let gated = Arc::clone(&mirrors);
-    spawn(&mirrors, async move {
-        let (upstream, stop) = (&gated.upstream, &gated.stop);
-        restarting("version gate", || version_gate::run(upstream, stop, old_etcd)).await;
+    spawn(
+        &mirrors,
+        "history",
+        |of| async move { of.drop_contradicted().await },
+    );
+    spawn(&mirrors, "version gate", move |of| async move {
+        version_gate::run(&of.upstream, &of.stop, old_etcd).await;
     });
     mirrors
 }
 
-/// Spawns `task` on the tracker of `mirrors`; it is dropped when the process stops.
-fn spawn(mirrors: &Mirrors, task: impl Future<Output = ()> + Send + 'static) {
-    mirrors
-        .tasks
-        .spawn(mirrors.stop.clone().run_until_cancelled_owned(task));
+/// Spawns a task of `mirrors`, which is restarted after a panic, and dropped when the process stops.
+fn spawn<F: Future<Output = ()> + Send + 'static>(
+    mirrors: &Arc<Mirrors>,
+    name: &'static str,
+    task: impl Fn(Arc<Mirrors>) -> F + Send + 'static,
+) {
+    let (of, stop) = (Arc::clone(mirrors), mirrors.stop.clone());
+    let running = restarting(name, move || task(Arc::clone(&of)));
+    mirrors.tasks.spawn(stop.run_until_cancelled_owned(running));
 }

@@ -7,17 +7,16 @@
 //! revision 1 would report them, too, but on a store that was never compacted it makes etcd read all of it.)
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::feed::Lag;
-use super::freshness::{Freshness, Proof};
-use super::lineage::{Auth, Before, Compaction};
-use super::set::MirrorSet;
-use super::view::{Mirror, Pinned};
+use super::freshness::Proof;
+use super::lineage::{Auth, Before};
+use super::mirrors::Mirrors;
+use super::view::Mirror;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::faults::{self, Fault};
@@ -32,24 +31,9 @@ const ANONYMOUS_CHECK_TICKS: u32 = 10;
 /// Members whose last checks are kept.
 const MAX_MEMBERS: usize = 16;
 
-/// Components from which the probe reads, and those that it updates.
-#[derive(Debug)]
-pub(super) struct Probe<'a> {
-    /// The mirrors, which learn etcd's revision.
-    pub(super) set: &'a MirrorSet,
-    /// Connections.
-    pub(super) upstream: &'a Upstream,
-    /// The quorum check.
-    pub(super) freshness: &'a Arc<Freshness>,
-    /// Past revisions that are read from etcd.
-    pub(super) pinned: &'a Pinned,
-    /// Known compactions.
-    pub(super) compaction: &'a Compaction,
-}
-
 /// Probes every `interval` until cancelled.
-pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
-    let Probe { set, upstream, .. } = probe;
+pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
+    let Mirrors { set, upstream, .. } = mirrors;
     let mut timer = tokio::time::interval(interval);
     timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut ticks = 0_u32;
@@ -60,7 +44,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
         let is_tick = tokio::select! {
             _ = timer.tick() => true,
             // A read has found a compaction: reads of revisions below it then no longer fail the checks of others.
-            () = probe.compaction.found() => false,
+            () = mirrors.compaction.found() => false,
         };
         faults::trip(Fault::Probe);
         set.all().for_each(Mirror::age);
@@ -69,7 +53,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
         ticks = ticks.wrapping_add(1);
         // Mirrors wait for the first check.
         let may_wait = is_tick && ticks > 1;
-        if let Ok(proof) = proof(probe, ticks, may_wait).await {
+        if let Ok(proof) = proof(mirrors, ticks, may_wait).await {
             if let Some(raft_index) = raft_index
                 && proof.history == before.history_id()
             {
@@ -98,7 +82,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
         let oldest = set
             .all()
             .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
-            .chain(pinned(probe))
+            .chain(pinned(mirrors))
             .min();
         if let Some((oldest, key)) = oldest
             && let Ok(connection) = upstream
@@ -108,7 +92,7 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
         {
             tracing::debug!(revision = compacted, "etcd has compacted");
-            probe.compaction.record(before.history_id(), compacted);
+            mirrors.compaction.record(before.history_id(), compacted);
             set.compacted(before.history_id(), compacted);
         }
     }
@@ -117,11 +101,11 @@ pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
 /// Makes a quorum check without credentials, which also shows whether auth is on. If it is, makes one as rangecache's
 /// own user for each mirror, which also shows whether the user may still read the mirrored keys. Detecting that auth
 /// is off again is not urgent, because etcd then authorizes every caller. Behind a hub, a check that `may_wait` is one of the hub's.
-async fn proof(probe: &Probe<'_>, ticks: u32, may_wait: bool) -> Result<Proof, Reason> {
-    let (set, freshness) = (probe.set, probe.freshness);
-    let credentials = probe.upstream.credentials();
+async fn proof(mirrors: &Mirrors, ticks: u32, may_wait: bool) -> Result<Proof, Reason> {
+    let Mirrors { set, freshness, .. } = mirrors;
+    let credentials = mirrors.upstream.credentials();
     if !credentials.name_a_user() {
-        return if may_wait && probe.upstream.has_memory() {
+        return if may_wait && mirrors.upstream.has_memory() {
             freshness.probe().await
         } else {
             freshness.prove().await
@@ -155,9 +139,9 @@ async fn proof(probe: &Probe<'_>, ticks: u32, may_wait: bool) -> Result<Proof, R
 
 /// Oldest revision that is being read from etcd, and the key to probe it with. `None` while auth is on: rangecache's
 /// own user may not be allowed to read that key.
-fn pinned(probe: &Probe<'_>) -> Option<(i64, Bytes)> {
-    let cluster_state = &probe.set.cluster_state;
-    let revision = probe.pinned.oldest(cluster_state.compacted())?;
+fn pinned(mirrors: &Mirrors) -> Option<(i64, Bytes)> {
+    let cluster_state = &mirrors.cluster_state;
+    let revision = mirrors.pinned.oldest(cluster_state.compacted())?;
     (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
@@ -225,14 +209,7 @@ mod tests {
     async fn other_raft_log_behind_an_open_connection_is_found_at_no_lower_revision() {
         let bench = Bench::new().await;
         let mirrors = bench.mirrors(&[]);
-        let probe = Probe {
-            set: &mirrors.set,
-            upstream: &mirrors.upstream,
-            freshness: &mirrors.freshness,
-            pinned: &mirrors.pinned,
-            compaction: &mirrors.compaction,
-        };
-        let probing = run(&probe, Duration::from_millis(1));
+        let probing = run(&mirrors, Duration::from_millis(1));
         let state = &mirrors.cluster_state;
         let watching = async {
             let known = || state.before_check().log_continues(4, 103);

@@ -153,25 +153,16 @@ fn has_room(set: &MirrorSet, bytes: u64) -> bool {
     used < max / 2 && used.saturating_add(bytes) < max / 8 * 5
 }
 
-/// Why no more values are held.
-struct RefillEnd;
-
-impl From<StaleEpoch> for RefillEnd {
-    fn from(_: StaleEpoch) -> RefillEnd {
-        RefillEnd
-    }
-}
-
-/// Reads the values of `mirror` that are not held, in the order of their keys, until there is no room, no such value, or no
-/// response.
-async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Result<(), RefillEnd> {
+/// Reads the values of `mirror` that are not held, in the order of their keys, until there is no room, or no such value; `None` if
+/// etcd does not respond, or the mirror is dropped.
+async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Option<()> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let connecting = upstream.dedicated(ReceiveWindow::SHARED, None, deadline);
-    let connection = connecting.await.map_err(|_| RefillEnd)?;
+    let connection = connecting.await.ok()?;
     let mut from = Vec::new();
     loop {
         let epoch = mirror.epoch();
-        let view = mirror.view().map_err(|_| RefillEnd)?;
+        let view = mirror.view().ok()?;
         let Some(piece) = view.tree.next_not_held(&from, PIECE_BYTES) else {
             break;
         };
@@ -182,21 +173,19 @@ async fn hold_again(set: &MirrorSet, upstream: &Upstream, mirror: &Mirror) -> Re
         let values = read(&connection, &piece, view.revision).await?;
         drop(view);
         let took = began.elapsed();
-        let Some(tree) = mirror.current_tree(epoch)? else {
-            break;
-        };
-        put(mirror, epoch, Ok(tree.hold_values(&values)))?;
+        let tree = mirror.current_tree(epoch).ok()??;
+        put(mirror, epoch, Ok(tree.hold_values(&values))).ok()?;
         from = successor(&piece.last).to_vec();
         tokio::time::sleep(pause_after(piece.bytes, took)).await;
     }
     if mirror.metrics.not_held_bytes.get() == 0 {
         tracing::info!(mirror = mirror.name, "all values are held again");
     }
-    Ok(())
+    Some(())
 }
 
-/// The entries from the first to the last of `piece` at a revision of the mirror.
-async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> Result<Vec<Entry>, RefillEnd> {
+/// The entries from the first to the last of `piece` at a revision of the mirror; `None` if etcd does not send them.
+async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> Option<Vec<Entry>> {
     let request = RangeRequest {
         key: piece.first.to_vec().into(),
         range_end: successor(&piece.last),
@@ -205,12 +194,11 @@ async fn read(connection: &Arc<Connection>, piece: &NotHeld, revision: i64) -> R
         serializable: true,
         ..RangeRequest::default()
     };
-    let response = range(connection, request).await.map_err(|_| RefillEnd)?;
-    let entries = response
-        .kvs
-        .iter()
-        .map(|key_value| Entry::from_key_value(key_value));
-    entries.collect::<Result<_, _>>().map_err(|_| RefillEnd)
+    let response = range(connection, request).await.ok()?;
+    let entries = response.kvs.iter();
+    entries
+        .map(|key_value| Entry::from_key_value(key_value).ok())
+        .collect()
 }
 
 #[cfg(test)]

@@ -14,18 +14,16 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::lineage::{ClusterState, History};
-use super::metrics::RoomMetrics;
-use super::mirrors::background;
+use super::lineage::History;
+use super::mirrors::{Mirrors, background};
 use super::pace::pause_after;
-use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
 use etcd_store::cache::{Tree, Unpacker};
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::SpanExt as _;
-use rangecache_base::telemetry::{Reason, Telemetry};
-use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, jittered};
+use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, jittered};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -73,18 +71,13 @@ struct PieceDifference {
 }
 
 /// Verifies every mirror, each `interval` (with jitter), until cancelled.
-pub(super) async fn run(
-    set: &MirrorSet,
-    upstream: &Upstream,
-    (telemetry, metrics): (&Telemetry, &RoomMetrics),
-    interval: Duration,
-) {
+pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
+    let telemetry = &mirrors.telemetry;
     loop {
         tokio::time::sleep(jittered(interval)).await;
-        for mirror in set.all() {
+        for mirror in mirrors.all() {
             let span = background(telemetry, "verify", mirror);
-            let verifying = verify(&set.cluster_state, upstream, metrics, mirror);
-            let result = match verifying.await {
+            let result = match verify(mirrors, mirror).await {
                 Ok(Verified::Same) => "same",
                 Ok(Verified::Out) => "out_of_service",
                 Ok(Verified::Different(difference)) => {
@@ -120,14 +113,10 @@ pub(super) async fn run(
 }
 
 /// Compares one mirror with etcd; a mirror that differs is out of service when this returns.
-async fn verify(
-    cluster_state: &ClusterState,
-    upstream: &Upstream,
-    metrics: &RoomMetrics,
-    mirror: &Mirror,
-) -> Result<Verified, Unverified> {
+async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverified> {
     let deadline = Instant::now() + RESPONSE_TIMEOUT;
-    let connection = upstream
+    let connection = mirrors
+        .upstream
         .dedicated(ReceiveWindow::SHARED, None, deadline)
         .await
         .map_err(|error| Unverified::NoEndpoint(error.to_string()))?;
@@ -137,8 +126,8 @@ async fn verify(
             Some(read) => read,
             None => return Ok(Verified::Out),
         };
-        check_cluster(&cluster_state.current(), &answer.response)?;
-        metrics.verify_bytes.inc_by(answer.bytes);
+        check_cluster(&mirrors.cluster_state.current(), &answer.response)?;
+        mirrors.metrics.verify_bytes.inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // A stale epoch means that the contents were replaced meanwhile: no read is served from them.
             return Ok(match mirror.end_epoch(epoch, Reason::Mismatch) {

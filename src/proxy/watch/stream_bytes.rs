@@ -20,7 +20,7 @@ const STREAM_BYTES: u64 = 4 << 10;
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
 /// Longest wait for room, after which etcd continues the stream.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for the feed of a leaf's mirror, which awaits the events that prove it for
+/// Longest wait of the feed of a leaf's mirror, which awaits the events that prove it for
 /// [`FEED_RESPONSE_TIMEOUT`](rangecache_mirror::FEED_RESPONSE_TIMEOUT), and would create its watch again and again.
 const FEED_ROOM_TIMEOUT: Duration = Duration::from_secs(2);
 

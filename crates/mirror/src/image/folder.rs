@@ -90,10 +90,7 @@ impl Folder {
             own: HashSet::new(),
             lock: Mutex::default(),
         };
-        for scope in scopes {
-            let files = folder.files(scope);
-            folder.own.insert(files.image);
-        }
+        folder.own = scopes.iter().map(|scope| folder.files(scope).image).collect();
         Ok(folder)
     }
 
