@@ -13,7 +13,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// HTTP/2's error code of a GOAWAY to a client that floods.
+/// HTTP/2's error code of a GOAWAY for a header list that is too long.
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 pub async fn etcd_and_rangecache(flags: &[(&str, &str)]) -> (Etcd, Rangecache) {
@@ -54,7 +54,7 @@ async fn goaway(mut stream: impl AsyncReadExt + Unpin) -> Option<u32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_of_control_frames_end_with_enhance_your_calm() {
+async fn flood_of_control_frames_closes_its_connection() {
     let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
     let polite = rangecache.client().await;
     for (name, flood) in [
@@ -66,7 +66,7 @@ async fn floods_of_control_frames_end_with_enhance_your_calm() {
         ("unknown", h2_frame(0xee, 0, 0, &[])),
     ] {
         let stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
-        let (reader, mut writer) = stream.into_split();
+        let (mut reader, mut writer) = stream.into_split();
         let flooding = tokio::spawn(async move {
             writer.write_all(PREFACE).await.unwrap();
             writer.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
@@ -80,13 +80,10 @@ async fn floods_of_control_frames_end_with_enhance_your_calm() {
             // Keeps the connection open, so that only rangecache can end it.
             let () = std::future::pending().await;
         });
-        let code = timeout(SOON, goaway(reader)).await;
+        // With an error, if rangecache leaves bytes unread.
+        let closed = timeout(SOON, reader.read_to_end(&mut Vec::new())).await;
         flooding.abort();
-        assert_eq!(
-            code.expect("an end of the flood"),
-            Some(ENHANCE_YOUR_CALM),
-            "{name}"
-        );
+        assert!(closed.is_ok(), "the connection stays open: {name}");
         polite.put("k", "v").await.expect("other clients are served");
     }
     let closed = "rangecache_client_connections_closed_total{listener=\"clients\",reason=\"flood\"}";
@@ -101,7 +98,7 @@ async fn floods_of_control_frames_end_with_enhance_your_calm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flood_of_resets_ends_with_enhance_your_calm() {
+async fn flood_of_resets_closes_its_connection() {
     let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
     let polite = rangecache.client().await;
     let tcp = TcpStream::connect(address(rangecache.url())).await.unwrap();
@@ -113,8 +110,7 @@ async fn flood_of_resets_ends_with_enhance_your_calm() {
         .header("te", "trailers")
         .body(())
         .unwrap();
-    // Ten times what is allowed. A client that sends without an end is so busy with its own queue that it may not read
-    // why its connection ends before rangecache stops waiting for that.
+    // Ten times what is allowed.
     let flooding = async {
         for _ in 0..20_000 {
             let mut ready = sender.clone().ready().await?;
@@ -127,9 +123,7 @@ async fn flood_of_resets_ends_with_enhance_your_calm() {
     };
     let both = async { [flooding.await.err(), connection.await.unwrap().err()] };
     let errors = timeout(SOON * 2, both).await.expect("rangecache ends it");
-    let is_calm =
-        |error: &h2::Error| error.is_remote() && error.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM);
-    assert!(errors.iter().flatten().any(is_calm), "{errors:?}");
+    assert!(errors.iter().any(Option::is_some), "{errors:?}");
     polite.put("k", "v").await.expect("other clients are served");
 }
 

@@ -38,33 +38,15 @@ pub(super) const SETTINGS_ACKNOWLEDGEMENT: [u8; HEADER_BYTES] =
 /// A type of frame that every HTTP/2 endpoint ignores.
 const IGNORED: u8 = 0xee;
 
-/// Bytes in place of the rest of a flooding client's bytes: more CONTINUATION frames than the HTTP/2 library accepts
-/// for a header list of [`MAX_HEADER_BYTES`](super::serve::MAX_HEADER_BYTES), upon which it sends GOAWAY with
-/// `ENHANCE_YOUR_CALM` and closes the connection.
-pub(super) static REFUSAL: [u8; HEADER_BYTES * 32] = refusal();
-
-const fn refusal() -> [u8; HEADER_BYTES * 32] {
-    let mut bytes = [0; HEADER_BYTES * 32];
-    let mut frame = 0;
-    while frame < 32 {
-        let at = frame * HEADER_BYTES;
-        bytes[at + 3] = if frame == 0 { HEADERS } else { CONTINUATION };
-        bytes[at + 8] = 1;
-        frame += 1;
-    }
-    bytes
-}
-
-/// Part of a connection's bytes that may have been handled. Both variants other than `All` have the number of bytes up to
-/// the end of a frame.
+/// Part of a connection's bytes that may be handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handled {
     /// Everything.
     All,
-    /// The frames of this turn; the others later.
+    /// The frames of this turn, of which this is the number of bytes; the others later.
     Turn(usize),
-    /// The frames up to the bound on control frames; the others never.
-    Flooded(usize),
+    /// Nothing any more: the client has sent too many control frames.
+    Flooded,
 }
 
 /// Counts the control frames of one connection.
@@ -129,9 +111,6 @@ impl ControlFrames {
             let skipped = self.payload.min(bytes.len() - at);
             self.payload -= skipped;
             at += skipped;
-            if self.exhausted && self.payload == 0 {
-                return Handled::Flooded(at);
-            }
             let taken = (HEADER_BYTES - self.header_bytes).min(bytes.len() - at);
             if taken == 0 {
                 return Handled::All;
@@ -149,6 +128,9 @@ impl ControlFrames {
             if self.header_bytes == HEADER_BYTES {
                 self.header_bytes = 0;
                 self.count();
+                if self.exhausted {
+                    return Handled::Flooded;
+                }
             }
         }
     }
@@ -277,30 +259,22 @@ mod tests {
         for piece in [1, 5, 9, 10, 64, 4_096] {
             let mut meter = ControlFrames::new();
             let mut bytes = [frame(DATA, 0, 100), frame(PING, 0, 8)].concat().repeat(11_000);
-            let (mut read, mut flooded) = (0, false);
-            for bytes in bytes.chunks_mut(piece) {
+            let is_flood = |bytes: &mut [u8]| {
                 let mut at = 0;
                 loop {
                     match meter.read(&mut bytes[at..]) {
-                        Handled::All => break at = bytes.len(),
+                        Handled::All => return false,
                         Handled::Turn(length) => {
                             at += length;
                             meter.begin_turn();
                         }
-                        Handled::Flooded(length) => {
-                            at += length;
-                            flooded = true;
-                            break;
-                        }
+                        Handled::Flooded => return true,
                     }
                 }
-                read += at;
-                if flooded {
-                    break;
-                }
-            }
-            // The end of the first ping over the bound.
-            assert_eq!(read, 10_001 * (109 + 17), "{piece}");
+            };
+            let flooding = bytes.chunks_mut(piece).position(is_flood);
+            // The last byte of the header of the first ping over the bound.
+            assert_eq!(flooding, Some((10_000 * (109 + 17) + 109 + 8) / piece), "{piece}");
         }
     }
 
@@ -313,7 +287,7 @@ mod tests {
             frame(CONTINUATION, END_HEADERS, 9),
         ]
         .concat();
-        assert_eq!(meter.read(&mut bytes), Handled::Flooded(36));
+        assert_eq!(meter.read(&mut bytes), Handled::Flooded);
     }
 
     #[tokio::test]

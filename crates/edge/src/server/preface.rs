@@ -14,16 +14,14 @@ use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::connections::Open;
-use super::control_frames::{ControlFrames, Handled, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
+use super::control_frames::{ControlFrames, Handled, SETTINGS_ACKNOWLEDGEMENT};
 use super::pace::Delay;
 use crate::limits::Intake;
 
 /// Time for the client to send them: etcd's clients do so with the last packet of the handshake.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time in which the client may close a connection that was shut down.
-const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
-/// Bytes of a flooding client that are read and dropped, so that it learns why its connection ends.
-const MAX_DISCARDED_BYTES: usize = 16 << 20;
+const LINGER_TIMEOUT: Duration = Duration::from_millis(500);
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Most bytes that are read again: the preface and what follows it in the place of the client's own acknowledgement.
@@ -43,13 +41,9 @@ pub(super) struct Prefaced<S> {
     stream: S,
     /// `None` for HTTP/1.
     frames: Option<ControlFrames>,
-    /// Bytes of [`REFUSAL`] that were read in place of the client's, once it has sent too many control frames.
-    refused: Option<usize>,
     flooded: CancellationToken,
-    /// Bytes read and dropped after the connection was shut down.
-    discarded: usize,
-    /// The end of the time in which they are.
-    farewell: Option<Pin<Box<Sleep>>>,
+    /// End of the time in which bytes are read and dropped, once the connection was shut down.
+    linger: Option<Pin<Box<Sleep>>>,
     /// Place of the connection. The stream has it, because it outlives the HTTP connection after an upgrade.
     place: Option<Open>,
 }
@@ -123,24 +117,16 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(
         delay: Delay::new(intake),
         stream,
         frames: is_http2.then(ControlFrames::new),
-        refused: None,
         flooded: CancellationToken::new(),
-        discarded: 0,
-        farewell: None,
+        linger: None,
         place: None,
     })
 }
 
 impl<S: AsyncRead + Unpin> Prefaced<S> {
-    /// Reads what follows the first bytes, in turn with other connections. The bytes of a client that floods are
-    /// replaced by [`REFUSAL`] from the end of a frame on.
+    /// Reads what follows the first bytes, in turn with other connections. Fails once the client floods, which ends the
+    /// connection.
     fn poll_read_stream(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if let Some(read) = &mut self.refused {
-            let piece = buf.remaining().min(REFUSAL.len() - *read);
-            buf.put_slice(&REFUSAL[*read..*read + piece]);
-            *read += piece;
-            return Poll::Ready(Ok(()));
-        }
         ready!(self.delay.poll_end(cx));
         match self.turn {
             ReadTurn::Running => {}
@@ -181,10 +167,10 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
                 }
                 handled
             }
-            Handled::Flooded(handled) => {
-                self.refused = Some(0);
+            Handled::Flooded => {
                 self.flooded.cancel();
-                handled
+                buf.set_filled(before);
+                return Poll::Ready(Err(io::Error::other("too many control frames")));
             }
         };
         self.delay.intake().record_resets(frames.take_resets());
@@ -203,20 +189,19 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads and drops what the client still sends, up to its end or [`FAREWELL_TIMEOUT`]: a socket that is closed
-    /// with unread bytes drops the bytes that it has yet to send, the reason of the close among them.
+    /// Reads and drops what the client still sends, up to its end or [`LINGER_TIMEOUT`]: a socket that is closed with
+    /// unread bytes drops the bytes that it has yet to send.
     fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut discarded = [0; 8 << 10];
         let timeout = self
-            .farewell
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(FAREWELL_TIMEOUT)));
-        while self.discarded < MAX_DISCARDED_BYTES && timeout.as_mut().poll(cx).is_pending() {
+            .linger
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER_TIMEOUT)));
+        while timeout.as_mut().poll(cx).is_pending() {
             let mut buf = ReadBuf::new(&mut discarded);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
             if buf.filled().is_empty() {
                 break;
             }
-            self.discarded += buf.filled().len();
         }
         Poll::Ready(Ok(()))
     }

@@ -35,7 +35,7 @@ use rangecache_base::wake_gated::wake_gated;
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Bound on a request's metadata: tokens and trace state are far below. It fits one frame of HTTP/2. A head counts in the
 /// buffers once it is complete.
-pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
+const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// Time for the head of an HTTP/1 request, from the end of the response before it on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
@@ -47,7 +47,7 @@ const MAX_PENDING_RESETS: usize = 128;
 const MAX_LATE_FRAMES: usize = 16_384;
 /// Interval of HTTP/2 pings to a silent client, so that half-open connections are closed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the last bytes to a client whose connection is being closed for its behaviour or its age.
+/// Time for the last bytes to a client whose connection is being closed for its age.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An executor for hyper that spawns tasks where they are counted and joined.
@@ -79,11 +79,10 @@ impl Room for SendRoom {
 }
 
 /// Why a connection is closed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Closing {
     Stop,
     Age,
-    Flood,
 }
 
 /// Settings with which [`Listener::serve`] serves connections; equal for all listeners of one kind.
@@ -235,19 +234,16 @@ async fn serve_connection<N, H, F, B, E>(
         tokio::select! {
             () = drain.cancelled() => Closing::Stop,
             () = expired(config.max_age) => Closing::Age,
-            () = flooded.cancelled() => Closing::Flood,
         }
     });
     let closed = tokio::select! {
         closed = batch_responses(connection.as_mut(), &buffer) => closed,
         closing = closing => {
-            if closing != Closing::Flood {
-                connection.as_mut().graceful_shutdown();
-            }
+            connection.as_mut().graceful_shutdown();
             let rest = batch_responses(connection.as_mut(), &buffer);
             match closing {
                 Closing::Stop => rest.await,
-                Closing::Age | Closing::Flood => within_farewell(rest).await,
+                Closing::Age => within_farewell(rest).await,
             }
         }
     };
