@@ -90,14 +90,6 @@ bounds! {
         |config| bytes(config.buffer_max_bytes());
     REQUEST_TIMEOUT, "request-timeout", "request_timeout_seconds", Seconds,
         |config| config.limits.request_timeout.as_secs_f64();
-    CLIENT_MAX_CALLS, "client-max-calls", "client_max_calls", Count,
-        |config| f64::from(config.clients.client_max_calls);
-    CLIENT_MAX_BYTES_PER_SECOND, "client-max-bytes-per-second", "client_max_bytes_per_second", Count,
-        |config| bytes(config.clients.client_max_bytes_per_second);
-    CLIENT_MAX_FORWARDED_LISTS, "client-max-forwarded-lists", "client_max_forwarded_lists", Count,
-        |config| f64::from(config.clients.client_max_forwarded_lists);
-    CLIENT_MAX_WATCHES, "client-max-watches", "client_max_watches", Count,
-        |config| f64::from(config.clients.client_max_watches);
     WORKER_THREADS, "worker-threads", "worker_threads", Count,
         |config| f64::from(u32::try_from(config.limits.worker_threads()).unwrap_or(u32::MAX));
     SHUTDOWN_TIMEOUT, "shutdown-timeout", "shutdown_timeout_seconds", Seconds,
@@ -157,9 +149,7 @@ mod tests {
             };
             assert_eq!(bound.name, format!("{}{suffix}", bound.flag.replace('-', "_")));
             assert_eq!(bound.unit == Unit::Bytes, bound.name.ends_with("_bytes"));
-            // The bounds on single clients are off by default.
-            let may_be_off = bound.flag.starts_with("client-max-");
-            assert_eq!(bound.value(&config) > 0.0, !may_be_off, "{bound:?}");
+            assert!(bound.value(&config) > 0.0, "{bound:?}");
         }
     }
 

@@ -319,12 +319,6 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "Requests and responses in flight would take more than --buffer-max-bytes, or more than one connection may take of it.",
             "Find the client that does not read its responses or complete its requests, or raise --buffer-max-bytes.",
         ),
-        Reason::ClientShare => (
-            "share of a client used up",
-            "The client has more calls or lists in flight, or reads more, than one client may: --client-max-calls, \
-             --client-max-forwarded-lists or --client-max-bytes-per-second.",
-            "See /clients. Have the client read less, or raise the flag that the response names.",
-        ),
         Reason::ForwardAll => (
             "memory switched off",
             "An operator has sent POST /forward-all: etcd answers everything.",

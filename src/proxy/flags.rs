@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 
 use rangecache_base::flags::{Live, parse_bytes, parse_duration};
 use rangecache_base::memory;
-use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
+use rangecache_edge::limits::LimitsConfig;
 use rangecache_edge::server::ListenConfig;
 use rangecache_upstream::WritesTo;
 
@@ -22,8 +22,6 @@ pub struct ProxyFlags<'a> {
     pub watch: &'a WatchConfig,
     /// Connections and calls.
     pub limits: &'a LimitsConfig,
-    /// Clients.
-    pub clients: &'a ClientsConfig,
     /// Listening sockets.
     pub listen: &'a ListenConfig,
     /// `--writes-to`.

@@ -23,8 +23,8 @@ use rangecache_base::telemetry::clients::ClientName;
 use rangecache_base::telemetry::{Reason, Telemetry};
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::limits::{
-    Admission, Buffers, CallBuffers, CallBytes, CallKind, ClientAccount, ClientLimits, ClientsConfig, Intake,
-    LimitsConfig, OpenConnections, Turns,
+    Admission, Buffers, CallBuffers, CallBytes, CallKind, ClientAccount, CostlyCalls, Intake, LimitsConfig,
+    OpenConnections, Turns,
 };
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::lineage::Auth;
@@ -61,6 +61,8 @@ pub struct Proxy {
     pub(super) advertised: Option<AdvertisedMember>,
     /// Buffered bytes of calls (`--buffer-max-bytes`).
     call_buffers: Arc<CallBuffers>,
+    /// Calls that are costly for etcd.
+    pub(super) costly: CostlyCalls,
     /// Time limit for a request message (`--request-timeout`).
     pub(super) request_timeout: Duration,
     /// Interval of progress notifications; `None` if every watch is forwarded.
@@ -71,16 +73,6 @@ pub struct Proxy {
     pub(super) watch_handovers: Arc<Semaphore>,
     /// Turns of watch streams that return to memory.
     pub(super) watch_returns: Arc<Semaphore>,
-}
-
-/// Bounds on single clients that the flags set.
-fn client_limits(flags: &ClientsConfig) -> ClientLimits {
-    ClientLimits {
-        max_calls: flags.client_max_calls,
-        max_bytes_per_second: flags.client_max_bytes_per_second,
-        max_forwarded_lists: flags.client_max_forwarded_lists,
-        max_watches: flags.client_max_watches,
-    }
 }
 
 /// Permissions of a listener's clients.
@@ -196,11 +188,8 @@ impl Proxy {
         let ProxyFlags { watch, limits, .. } = flags;
         let forwarding = flags.forward.load();
         let open_connections = telemetry.metrics.group::<OpenConnections>();
-        let buffers = Buffers::new(
-            flags.buffer_max_bytes,
-            client_limits(flags.clients),
-            &telemetry.metrics,
-        );
+        let buffers = Buffers::new(flags.buffer_max_bytes, &telemetry.metrics);
+        let costly = CostlyCalls::new(telemetry.metrics.group());
         let telemetry = &Arc::new(ProxyTelemetry::new(telemetry));
         let metrics = &telemetry.metrics;
         let forward = Arc::new(Forward {
@@ -240,6 +229,7 @@ impl Proxy {
             browser: flags.listen.browser_rules(),
             advertised: AdvertisedMember::new(&flags.listen.advertise_client_urls),
             call_buffers: buffers.calls,
+            costly,
             request_timeout: limits.request_timeout,
             watch_handovers: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
             watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),

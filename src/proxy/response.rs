@@ -12,14 +12,12 @@ use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time::Sleep;
 
 use super::call::CallRecord;
 use super::idle::{PolledFrame, ReadProgress, ResponseRegistry, WatchedSource};
@@ -38,9 +36,6 @@ pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
 pub(super) const CALL_BYTES: u64 = 8 << 10;
-
-/// Longest pause of a response before its client's bytes are looked at again.
-const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Response to a read up to which it is never refused, in bytes: its call had room, and most reads are of one object.
 const SHORT_READ_BYTES: u64 = 2 << 10;
@@ -79,8 +74,6 @@ struct Delivery {
     record: CallRecord,
     /// Whether the response waits until other frames of its connection have been sent.
     waits: bool,
-    /// Pause of a response whose client has used its bytes.
-    pause: Option<Pin<Box<Sleep>>>,
 }
 
 /// Data of a frame on its way to the client; counts as buffered until it is dropped, which is when the last byte was
@@ -136,7 +129,6 @@ impl ResponseBody {
                     record.record_refused_response();
                     return Err(exceeded);
                 }
-                call.record_sent(data_bytes);
                 record.record_complete(data.as_ref(), trailers.as_ref());
                 BodyKind::Whole {
                     data,
@@ -152,7 +144,6 @@ impl ResponseBody {
                     call,
                     record,
                     waits: false,
-                    pause: None,
                 }))
             }
             other => {
@@ -302,7 +293,6 @@ impl Delivery {
         if !may_send {
             return Poll::Pending;
         }
-        ready!(self.poll_pause(cx));
         let PolledFrame {
             polled,
             bytes,
@@ -324,7 +314,6 @@ impl Delivery {
         }
         let frame = |frame: Frame<Rope>| {
             frame.map_data(|rope| {
-                self.call.record_sent(rope.remaining() as u64);
                 let (held, own) = match bytes {
                     FrameBytes::Connection => {
                         let mut held = self.call.account().hold(CallKind::Sending);
@@ -342,23 +331,6 @@ impl Delivery {
             })
         };
         polled.map(|polled| polled.map(|polled| polled.map(frame)))
-    }
-
-    /// Waits while the client has used its bytes.
-    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            if let Some(pause) = &mut self.pause {
-                // The client does not read because it gets nothing.
-                self.source.progress().record();
-                ready!(pause.as_mut().poll(cx));
-                self.pause = None;
-            }
-            let delay = self.call.delay();
-            if delay.is_zero() {
-                return Poll::Ready(());
-            }
-            self.pause = Some(Box::pin(tokio::time::sleep(delay.min(MAX_PAUSE))));
-        }
     }
 
     /// Counts the response as waiting, or not.

@@ -8,10 +8,11 @@ use http::header::DATE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use httpdate::fmt_http_date;
 use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::call::{CallHead, CallRecord};
-use super::forward::{Upgrade, forward_call, forward_http1, without_share};
+use super::forward::{Upgrade, forward_call, forward_http1};
 use super::handles::{Client, Proxy};
 use super::read::{Json, Streaming, Unary, answer_leaf_health, is_json_range, serve};
 use super::refuse::{origin_of, refuse};
@@ -27,7 +28,7 @@ use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Source;
 use rangecache_base::unix_time::now_seconds;
 use rangecache_edge::browser::{is_of_a_browser, set_cors};
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, ShareKind};
+use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, NoTurn};
 use rangecache_upstream::BoxError;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` describes its connection. A panic fails this request
@@ -60,11 +61,15 @@ pub async fn handle(
     }
     let response = match admit(proxy, &mut call, &head, &request, arrived).await {
         Err((reason, status)) => shed(&head, &request, reason, &status, &mut record),
-        Ok(()) => {
+        Ok(costly) => {
             let routed = route(&client, &head, request, &mut call, &mut record);
-            match caught(routed).await {
+            let response = match caught(routed).await {
                 Ok(routed) => routed.inspect_err(|_| record.record_reset())?,
                 Err(_) => internal_error(head.is_http2),
+            };
+            match costly {
+                None => response,
+                Some(costly) => response.map(|body| body.holding(costly)),
             }
         }
     };
@@ -123,7 +128,7 @@ fn upgraded(client: &Arc<Client>, head: &mut http::response::Parts, body: Respon
     ResponseBody::empty()
 }
 
-/// Waits until the call may begin: for room for its head, and for its client's share.
+/// Waits until the call may begin: for room for its head, and for its client's other costly calls if it is one.
 ///
 /// # Errors
 /// Why the call is refused.
@@ -133,28 +138,31 @@ async fn admit(
     head: &CallHead,
     request: &Request<Incoming>,
     arrived: Instant,
-) -> Result<(), (Reason, Status)> {
+) -> Result<Option<OwnedSemaphorePermit>, (Reason, Status)> {
     let head_bytes = head_bytes(request.uri(), &head.fields);
     let admitted = call.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
-    let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
-    let kind = share_kind(head.method, request.uri().path());
-    let begun = call.begin_share(kind, deadline).await;
-    begun.map_err(without_share)?;
+    let mut turn = None;
+    if is_costly_call(head.method, request.uri().path()) {
+        let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
+        let begun = proxy.costly.begin(call.account().client(), deadline).await;
+        turn = Some(begun.map_err(|cause| {
+            call.account().delay_after_refusal();
+            match cause {
+                NoTurn::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
+                NoTurn::TooManyWaiting | NoTurn::Late => (Reason::TooManyCalls, Status::TooManyCalls),
+            }
+        })?);
+    }
     match proxy.admission.is_full() {
         true => Err((Reason::TooManyCalls, Status::TooManyCalls)),
-        false => Ok(()),
+        false => Ok(turn),
     }
 }
 
-/// Kind under which a call counts in its client's share.
-fn share_kind(method: Method, path: &str) -> ShareKind {
-    match method {
-        Method::Authenticate | Method::EtcdUnary | Method::Json if is_costly(path) => ShareKind::Costly,
-        Method::Watch | Method::JsonWatch => ShareKind::Watch,
-        _ if method.is_endless() => ShareKind::Endless,
-        _ => ShareKind::Call,
-    }
+/// Whether a call is costly for etcd.
+fn is_costly_call(method: Method, path: &str) -> bool {
+    matches!(method, Method::Authenticate | Method::EtcdUnary | Method::Json) && is_costly(path)
 }
 
 /// Counts a call beyond a bound as shed, and returns its response: `status`, or 503 for HTTP/1.
@@ -278,19 +286,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn share_of_a_client_counts_watches_streams_and_costly_calls_apart() {
-        let kind = |path: &str| share_kind(Method::from_path(path), path);
+    fn checks_of_passwords_and_hashes_are_costly() {
         for (path, expected) in [
-            ("/etcdserverpb.KV/Range", ShareKind::Call),
-            ("/etcdserverpb.KV/Put", ShareKind::Call),
-            ("/etcdserverpb.Watch/Watch", ShareKind::Watch),
-            ("/v3/watch", ShareKind::Watch),
-            ("/etcdserverpb.Lease/LeaseKeepAlive", ShareKind::Endless),
-            ("/etcdserverpb.Auth/Authenticate", ShareKind::Costly),
-            ("/v3/auth/authenticate", ShareKind::Costly),
-            ("/health", ShareKind::Call),
+            ("/etcdserverpb.KV/Range", false),
+            ("/etcdserverpb.KV/Put", false),
+            ("/etcdserverpb.Watch/Watch", false),
+            ("/etcdserverpb.Maintenance/HashKV", true),
+            ("/etcdserverpb.Auth/Authenticate", true),
+            ("/v3/auth/authenticate", true),
+            ("/health", false),
         ] {
-            assert_eq!(kind(path), expected, "{path}");
+            assert_eq!(is_costly_call(Method::from_path(path), path), expected, "{path}");
         }
     }
 

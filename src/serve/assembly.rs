@@ -111,7 +111,6 @@ impl Assembly {
             forward: &live.forward,
             watch: &config.watch,
             limits: &config.limits,
-            clients: &config.clients,
             listen: &config.listen,
             writes_to: config.etcd.writes_to,
             connect_timeout: config.etcd.connect_timeout,

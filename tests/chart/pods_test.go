@@ -276,10 +276,6 @@ func TestValuesBecomeFlags(t *testing.T) {
 		"watches.cache=off":                      "--watch-cache=off",
 		"watches.maxBytes=128Mi":                 "--watch-max-bytes=134217728",
 		"watches.progressNotifyInterval=1m":      "--watch-progress-notify-interval=1m",
-		"limits.clientMaxCalls=100":              "--client-max-calls=100",
-		"limits.clientMaxBytesPerSecond=50Mi":    "--client-max-bytes-per-second=52428800",
-		"limits.clientMaxForwardedLists=2":       "--client-max-forwarded-lists=2",
-		"limits.clientMaxWatches=1000":           "--client-max-watches=1000",
 	}
 	help, err := exec.Command(rangecacheBinary(), "--help").Output()
 	must(t, rangecacheBinary(), err)

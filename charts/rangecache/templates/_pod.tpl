@@ -356,18 +356,6 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- with .Values.limits.maxCalls }}
 - --max-calls={{ int64 . }}
 {{- end }}
-{{- with .Values.limits.clientMaxCalls }}
-- --client-max-calls={{ int64 . }}
-{{- end }}
-{{- with .Values.limits.clientMaxBytesPerSecond }}
-- --client-max-bytes-per-second={{ include "rangecache.bytes" . }}
-{{- end }}
-{{- with .Values.limits.clientMaxForwardedLists }}
-- --client-max-forwarded-lists={{ int64 . }}
-{{- end }}
-{{- with .Values.limits.clientMaxWatches }}
-- --client-max-watches={{ int64 . }}
-{{- end }}
 {{- with .Values.limits.requestTimeout }}
 - --request-timeout={{ . }}
 {{- end }}

@@ -37,7 +37,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -53,7 +52,7 @@ use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner};
 use page_series::{PageObserver, PageSeriesCache};
 use rangecache_base::telemetry::Outcome;
-use rangecache_edge::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
+use rangecache_edge::limits::{Buffers, ByteBudget, CallKind, ClientAccount, Turns};
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
 use reason::StreamFallback;
@@ -173,22 +172,13 @@ impl Fallback {
         let scope = self.share_scope(&read);
         // A client that bypasses the cache gets its own call, whatever the size of the response.
         if read.metadata.bypass && read.method == Method::Range {
-            let list = match begin_list(&read).await {
-                Ok(list) => list,
-                Err(cause) => return Fetched::Result(refuse(read, cause.into())),
-            };
-            let result = self.forward_small(read, ConnectionClass::Stream, None).await;
-            return Fetched::Result(holding_list(result, list));
+            return Fetched::Result(self.forward_small(read, ConnectionClass::Stream, None).await);
         }
         // 1. The next page of a list whose earlier page was served in the same share scope.
         if let Some(page) = self.next_page(&mut read, scope.as_ref()).await {
             return Fetched::Page(page);
         }
-        let list = match begin_list(&read).await {
-            Ok(list) => list,
-            Err(cause) => return Fetched::Result(refuse(read, cause.into())),
-        };
-        let result = match read.method {
+        Fetched::Result(match read.method {
             // 2. etcd's own stream, or unary pages if etcd cannot stream the request.
             Method::RangeStream => self.stream_or_pages(read, scope).await,
             // 3. Small reads, in turn.
@@ -197,8 +187,7 @@ impl Fallback {
                 self.forward_small(read, ConnectionClass::Unary, observer).await
             }
             _ => self.fetch_large(read, scope).await,
-        };
-        Fetched::Result(holding_list(result, list))
+        })
     }
 
     /// Fetches a large Range: joins a shared call, or waits for a turn and is then converted to a RangeStream or
@@ -534,23 +523,6 @@ impl Fallback {
     /// Drops expired page series until the future is dropped.
     pub(super) async fn run(&self) {
         self.page_series.run().await;
-    }
-}
-
-/// Waits until the client may send a list to etcd; `None` if the read is none, or without a bound
-/// (`--client-max-forwarded-lists`).
-async fn begin_list(read: &UpstreamRead<'_>) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
-    if read.method != Method::RangeStream && !read.query.is_large() {
-        return Ok(None);
-    }
-    read.account.begin_list(read.deadline).await
-}
-
-/// Keeps the permit of a list until its response has been sent.
-fn holding_list(result: CallResult, list: Option<OwnedSemaphorePermit>) -> CallResult {
-    match list {
-        None => result,
-        Some(list) => result.map(|response| response.map(|body| body.holding(list))),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Reads that get no response of etcd: beyond a bound, or after a shared call that failed.
 
-use crate::proxy::forward::{outcome_of, status_without_turn, without_share};
+use crate::proxy::forward::{outcome_of, status_without_turn};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::{NoShare, NoTurn};
+use rangecache_edge::limits::NoTurn;
 
 /// End of a read without a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +30,6 @@ impl Refused {
             outcome: Outcome::Shed(Reason::BufferBytes),
             status: Status::BufferBytes,
         }
-    }
-}
-
-impl From<NoShare> for Refused {
-    fn from(cause: NoShare) -> Refused {
-        let (reason, status) = without_share(cause);
-        let outcome = match cause {
-            NoShare::Exceeded(_) => Outcome::Shed(reason),
-            NoShare::Deadline => Outcome::Cancelled(reason),
-        };
-        Refused { outcome, status }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::proxy::response::{CallResult, status_response};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::{BudgetExceeded, NoShare, NoTurn};
+use rangecache_edge::limits::{BudgetExceeded, NoTurn};
 use rangecache_upstream::{BoxError, NoEndpoint, is_reset};
 
 /// Reason for which a call got no response from etcd.
@@ -90,16 +90,5 @@ pub(crate) fn status_without_turn(cause: NoTurn) -> Status {
     match cause {
         NoTurn::TooManyWaiting | NoTurn::Late => Status::TooManyWaiting,
         NoTurn::Deadline => Status::DeadlineExceeded,
-    }
-}
-
-/// Reason and status of a call that got no part of its client's share.
-pub(crate) fn without_share(cause: NoShare) -> (Reason, Status) {
-    match cause {
-        NoShare::Exceeded(limit) => match limit.flag() {
-            Some(flag) => (Reason::ClientShare, Status::ClientShare(flag)),
-            None => (Reason::ClientShare, Status::TooManyCalls),
-        },
-        NoShare::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
     }
 }

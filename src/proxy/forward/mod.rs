@@ -29,7 +29,7 @@ mod side_effects;
 mod upgraded;
 
 pub(super) use collect::ResponseReader;
-pub(super) use error::{SendError, outcome_of, status_without_turn, without_share};
+pub(super) use error::{SendError, outcome_of, status_without_turn};
 pub(super) use gate::Gate;
 pub(super) use http1::{forward_http1, forward_http1_body};
 pub(super) use http1_pool::Http1Pool;

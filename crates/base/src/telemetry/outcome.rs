@@ -143,12 +143,10 @@ labels! {
         Gone => "gone",
         /// Too many reads are waiting for etcd, or etcd did not get to this one in time.
         TooManyWaiting => "too_many_waiting",
-        /// Too many calls are in flight.
+        /// Too many calls are in flight, altogether or costly ones of the client.
         TooManyCalls => "too_many_calls",
         /// The bytes of the call do not fit `--buffer-max-bytes`.
         BufferBytes => "buffer_bytes",
-        /// The call exceeds a bound on its client (`--client-max-…`).
-        ClientShare => "client_share",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
         /// The operator has switched memory off (`POST /forward-all`).

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::byte_budget::ByteBudget;
 use super::call_bytes::CallBuffers;
-use super::metrics::{BufferMetrics, ShareMetrics};
-use super::shares::{ClientLimits, Shares};
+use super::metrics::BufferMetrics;
 use rangecache_base::telemetry::Metrics;
 
 /// Shares of the budget: a half for the bytes of single calls, a quarter for conversions, an eighth each for shared
@@ -26,14 +25,13 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Divides a budget of `max_bytes`; single clients have these `limits` as well.
+    /// Divides a budget of `max_bytes`.
     #[must_use]
-    pub fn new(max_bytes: u64, limits: ClientLimits, all_metrics: &Metrics) -> Buffers {
+    pub fn new(max_bytes: u64, all_metrics: &Metrics) -> Buffers {
         let metrics = &*all_metrics.group::<BufferMetrics>();
-        let shares = Shares::new(limits, ShareMetrics::clone(&all_metrics.group()));
         let (calls, converted, eighth) = (max_bytes / 2, max_bytes / 4, max_bytes / 8);
         Buffers {
-            calls: CallBuffers::with_shares(calls, shares, metrics),
+            calls: CallBuffers::new(calls, metrics),
             converted: ByteBudget::with_fair_growth(converted, metrics.kind("converted", converted)),
             shared: ByteBudget::first_come(eighth, metrics.kind("shared", eighth)),
             series: ByteBudget::first_come(eighth, metrics.kind("series", eighth)),

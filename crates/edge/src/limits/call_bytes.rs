@@ -16,17 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, retry_until};
 use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
-use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
+use super::metrics::{BufferKindMetrics, BufferMetrics};
 use super::room_queue::{ConnectionQueue, RoomQueue};
-use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
 const FRAME_BYTES: u64 = 128 << 10;
@@ -62,7 +59,6 @@ pub struct CallBuffers {
     next_connection: AtomicU64,
     metrics: [BufferKindMetrics; 3],
     by_client: BytesByClient,
-    shares: Shares,
     /// Calls that wait for room.
     queue: Arc<RoomQueue>,
 }
@@ -74,8 +70,6 @@ pub struct ClientAccount {
     number: u64,
     /// Number of the client; no other client has it.
     client: AtomicU64,
-    /// Share of the client; `None` without bounds.
-    share: ArcSwapOption<Share>,
     buffers: Arc<CallBuffers>,
     /// Bytes of all connections of the client that made this one, whatever users make its calls.
     of_client: Arc<ClientBytes>,
@@ -96,36 +90,18 @@ pub struct CallBytes {
     account: Arc<ClientAccount>,
     kind: CallKind,
     bytes: u64,
-    /// Part of its client's share that the call has.
-    share: Option<Box<CallShare>>,
-}
-
-/// Part of a client's share that one call has until dropped.
-#[derive(Debug)]
-struct CallShare {
-    share: Arc<Share>,
-    /// Whether the response waits when the client has used its bytes.
-    is_paced: bool,
-    _permits: SharePermits,
 }
 
 impl CallBuffers {
-    /// Creates a bound of `max_bytes`, without bounds on single clients.
+    /// Creates a bound of `max_bytes`.
     #[must_use]
     pub fn new(max_bytes: u64, metrics: &BufferMetrics) -> Arc<CallBuffers> {
-        let shares = Shares::new(ClientLimits::default(), ShareMetrics::default());
-        CallBuffers::with_shares(max_bytes, shares, metrics)
-    }
-
-    /// Creates a bound of `max_bytes`, with `shares` of the clients.
-    pub(super) fn with_shares(max_bytes: u64, shares: Shares, metrics: &BufferMetrics) -> Arc<CallBuffers> {
         let kind = |name| metrics.kind(name, max_bytes);
         Arc::new(CallBuffers {
             max_bytes,
             used: AtomicU64::new(0),
             next_connection: AtomicU64::new(0),
             by_client: BytesByClient::default(),
-            shares,
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
             queue: RoomQueue::new(max_bytes),
         })
@@ -138,7 +114,6 @@ impl CallBuffers {
         Arc::new(ClientAccount {
             number: self.next_connection.fetch_add(1, Ordering::Relaxed),
             client: AtomicU64::new(client),
-            share: ArcSwapOption::new(self.shares.of(client)),
             buffers: Arc::clone(self),
             of_client: self.by_client.of(client),
             queue: self.queue.of_connection(Arc::clone(&intake)),
@@ -181,7 +156,6 @@ impl ClientAccount {
             account: Arc::clone(self),
             kind,
             bytes: 0,
-            share: None,
         }
     }
 
@@ -232,24 +206,7 @@ impl ClientAccount {
 
     /// Records that the connection belongs to the client with this number from now on.
     pub fn set_client(&self, client: u64) {
-        if self.client.swap(client, Ordering::Relaxed) != client {
-            self.share.store(self.buffers.shares.of(client));
-        }
-    }
-
-    /// Waits until a list of the connection's client may be sent to etcd; `None` without a bound. The list keeps what is
-    /// returned until its response has been sent.
-    ///
-    /// # Errors
-    /// [`NoShare`] when the wait is over, or if too many wait.
-    pub async fn begin_list(
-        &self,
-        deadline: Option<Instant>,
-    ) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
-        match self.share.load_full() {
-            None => Ok(None),
-            Some(share) => share.begin_list(deadline).await,
-        }
+        self.client.store(client, Ordering::Relaxed);
     }
 
     /// Delays the connection's next requests after a call that was refused at once.
@@ -408,44 +365,6 @@ impl CallBytes {
     #[must_use]
     pub fn account(&self) -> &Arc<ClientAccount> {
         &self.account
-    }
-
-    /// Waits until the call may begin by its client's share, at most until `deadline`.
-    ///
-    /// # Errors
-    /// [`NoShare`] when the wait is over, or if too many wait.
-    pub async fn begin_share(&mut self, kind: ShareKind, deadline: Option<Instant>) -> Result<(), NoShare> {
-        let share = match kind {
-            ShareKind::Costly => self.account.buffers.shares.get(self.account.client()),
-            _ => match self.account.share.load_full() {
-                Some(share) => share,
-                None => return Ok(()),
-            },
-        };
-        let begun = share.begin(kind, deadline).await;
-        let permits = begun.inspect_err(|_| self.account.delay_after_refusal())?;
-        self.share = Some(Box::new(CallShare {
-            share,
-            is_paced: matches!(kind, ShareKind::Call | ShareKind::Costly),
-            _permits: permits,
-        }));
-        Ok(())
-    }
-
-    /// Counts bytes of the response against the share of its client.
-    pub fn record_sent(&self, bytes: u64) {
-        if let Some(of_client) = &self.share {
-            of_client.share.record_sent(bytes);
-        }
-    }
-
-    /// Time until the response may be continued by its client's share; zero if it may be now.
-    #[must_use]
-    pub fn delay(&self) -> Duration {
-        match &self.share {
-            Some(of_client) if of_client.is_paced => of_client.share.delay(),
-            _ => Duration::ZERO,
-        }
     }
 
     fn record_refusal(&self) {

@@ -152,17 +152,15 @@ impl TurnMetrics {
 }
 
 metric_group! {
-    /// Calls refused because their client has used up its share.
-    #[derive(Clone)]
+    /// Calls refused because their client has too many of their kind in flight.
     pub struct ShareMetrics {
-        /// Calls refused because their client has used up its share, by `limit`: `bytes`, `calls`, `costly`
-        /// (`Authenticate`, `Hash`, `HashKV`), `lists`, `watches`
+        /// Calls refused because two of their client are in flight, by `limit`: `costly` (`Authenticate`, `Hash`, `HashKV`)
         ///
         /// See [fair shares](../operations.md#fair-shares)
         ///
         /// Useful when: a client is noisy: see `/clients`
         refused[limit]: Counter = "rangecache_client_share_refused_total",
-            from_zero = ["bytes", "calls", "costly", "lists", "watches"];
+            from_zero = ["costly"];
     }
 }
 

@@ -5,7 +5,7 @@
 //! | `admission` | calls in flight (`--max-calls`) |
 //! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
 //! | `waiters`, `round_robin` | waiting calls by client and by connection, which take turns |
-//! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
+//! | `costly` | calls of one client that are costly for etcd |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
 //! | `room_queue` | calls that wait until others release bytes |
@@ -21,12 +21,12 @@ mod byte_budget;
 mod call_bytes;
 mod client_bytes;
 mod client_flags;
+mod costly;
 mod flags;
 mod intake;
 mod metrics;
 mod room_queue;
 mod round_robin;
-mod shares;
 mod turns;
 mod waiters;
 
@@ -35,6 +35,7 @@ pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
 pub use client_flags::ClientsConfig;
+pub use costly::CostlyCalls;
 pub use flags::{
     FIXED_BYTES, LimitsConfig, MIN_BUFFER_BYTES, connections_memory, default_buffer_bytes,
     default_connections, default_handshakes,
@@ -43,5 +44,4 @@ pub use intake::{Intake, Unhandled};
 pub use metrics::{
     BufferKindMetrics, BufferMetrics, OpenConnections, ShareMetrics, TurnMetrics, TurnsMetrics,
 };
-pub use shares::{ClientLimits, NoShare, Share, ShareKind, ShareLimit};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

@@ -94,9 +94,6 @@ pub enum Status {
     /// The call may write, and its listener is one of `--read-only-listen-client-urls`.
     #[error("rangecache: this listener is read-only; send writes and administrative calls to another URL")]
     ReadOnly,
-    /// The call exceeds a bound on its client, which this flag sets.
-    #[error("rangecache: this client has used up its share (--{0}); try again later")]
-    ClientShare(&'static str),
     /// The client of a watch reads so slowly that its bytes do not fit `--buffer-max-bytes`.
     #[error("rangecache: the stream is read too slowly; connect again")]
     UnreadStream,
@@ -150,7 +147,6 @@ impl Status {
             Status::LargerThanMax(_)
             | Status::BufferBytes
             | Status::TooManyFields
-            | Status::ClientShare(_)
             | Status::SortedTooLong(_) => Code::ResourceExhausted,
             Status::ReadOnly => Code::PermissionDenied,
             Status::Loop => Code::FailedPrecondition,
@@ -191,11 +187,7 @@ impl Status {
     fn is_passing(&self) -> bool {
         matches!(
             self,
-            Status::TooManyCalls
-                | Status::TooManyWaiting
-                | Status::MirrorBehind
-                | Status::BufferBytes
-                | Status::ClientShare(_)
+            Status::TooManyCalls | Status::TooManyWaiting | Status::MirrorBehind | Status::BufferBytes
         )
     }
 
@@ -282,12 +274,7 @@ mod tests {
         for status in lasting {
             assert!(!status.trailers().contains_key(GRPC_STATUS_DETAILS), "{status}");
         }
-        for status in [
-            Status::TooManyCalls,
-            Status::TooManyWaiting,
-            Status::BufferBytes,
-            Status::ClientShare("client-max-calls"),
-        ] {
+        for status in [Status::TooManyCalls, Status::TooManyWaiting, Status::BufferBytes] {
             assert!(status.trailers().contains_key(GRPC_STATUS_DETAILS), "{status}");
         }
         let trailers = Status::MirrorBehind.trailers();
