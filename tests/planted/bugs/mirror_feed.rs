@@ -270,7 +270,8 @@ self.take(burst)?;
         name: "230-compare-what-its-own-revision-superseded",
         what: "each event of the mirror's last revision is compared with the tree, also one that the same revision superseded",
         test: "--test end_to_end stream_leaves_memory_after_two_events_of_one_key",
-        shows: "canceled: true",
+        // The stream's watcher is cancelled, before or in place of what the test awaits.
+        shows: "canceled: true|assertion failed: next",
         changes: &[Change {
             item: "EventComparison::are_held",
             find: ".all(|change| !later.insert(change.key()) || is_held(change))",

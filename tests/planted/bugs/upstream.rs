@@ -220,7 +220,7 @@ if self.limit.covers == LimitCovers::Body {
         name: "213-forward-trailers-of-requests",
         what: "trailers of a request reach etcd, which closes the connection of all clients",
         test: "--lib outgoing::tests::trailers_of_a_request_are_left_out",
-        shows: "assertion failed: collected.trailers().is_none()",
+        shows: "assertion failed: collected.trailers.*is_none",
         changes: &[Change {
             item: "Outgoing::poll_rest",
             find: "
