@@ -55,13 +55,13 @@ impl<'a> EventComparison<'a> {
             if change.revision() < self.last {
                 match self.expected.split_first() {
                     Some((ours, rest)) if is_same_event(ours, change) => self.expected = rest,
-                    Some((ours, _)) if comes_before(ours, change) => {
-                        return Some(missing(ours, "one of the mirror's newest events is another one"));
-                    }
-                    _ => {
-                        return Some(Verdict::Another(
-                            "one of the mirror's newest events is another one",
-                        ));
+                    expected => {
+                        let explanation = "one of the mirror's newest events is another one";
+                        let lacking = expected.map(|(ours, _)| ours);
+                        let lacking = lacking.filter(|ours| comes_before(ours, change));
+                        return Some(
+                            lacking.map_or(Verdict::Another(explanation), |ours| missing(ours, explanation)),
+                        );
                     }
                 }
                 continue;

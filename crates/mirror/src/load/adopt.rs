@@ -2,9 +2,9 @@
 //!
 //! etcd's keys are read without their values and compared with the tree's ([`difference`](super::difference)); what is new or
 //! changed is read at the same revision. What is not verified is compared with its values: two etcds that continue copies of one
-//! data folder have one cluster id, and nothing else shows which of them a neighbour had its keys from. Otherwise that is right only if the tree is of etcd's history, which is proven by the newest
-//! entries that seem unchanged: after a rollback an entry may be equal in all but its value, because both histories
-//! wrote it at the same revision. No entry that both histories share from before is newer than that one, so it is among the newest.
+//! data folder have one cluster id, and nothing else shows which of them a neighbour had its keys from. Otherwise that is right
+//! only if the tree is of etcd's history, which is proven by the newest entries that seem unchanged: after a rollback an entry may
+//! be equal in all but its value, because both histories wrote it at the same revision. No entry that both histories share from before is newer than that one, so it is among the newest.
 //! The cluster and the raft log were compared before, as for every load.
 
 use std::sync::Arc;
