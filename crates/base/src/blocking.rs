@@ -1,4 +1,4 @@
-//! Work that waits for the disk.
+//! Work that waits for the disk, or takes long.
 
 use tokio::task::JoinError;
 
@@ -10,6 +10,21 @@ use tokio::task::JoinError;
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     #[cfg(debug_assertions)]
     if crate::simulated::max_page_keys().is_some() {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work).await
+}
+
+/// Runs `work`, which computes: at once if it `is_small`, which takes less than handing it to another thread and back, otherwise on a
+/// thread that serves no calls.
+///
+/// # Errors
+/// It has panicked on that thread.
+pub async fn compute<T: Send + 'static>(
+    is_small: bool,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    if is_small {
         return Ok(work());
     }
     tokio::task::spawn_blocking(work).await

@@ -20,6 +20,7 @@ use super::residency::{leave_out, put};
 use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, StaleEpoch};
 use etcd_store::cache::{Packing, Repacking};
+use rangecache_base::blocking::compute;
 
 /// Time in which a value must be read or written so that it counts as in use. Between two looks at one mirror.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -129,13 +130,10 @@ async fn step(
     let Some(tree) = mirror.current_tree(epoch)? else {
         return Ok(());
     };
-    let repacked = if tree.summary().encoded_bytes <= AT_ONCE_BYTES {
-        tree.repack(&from, what, bytes)
-    } else {
-        let making = tokio::task::spawn_blocking(move || tree.repack(&from, what, bytes));
-        // An error: the process stops.
-        making.await.map_err(|_| StaleEpoch)?
-    };
+    let is_small = tree.summary().encoded_bytes <= AT_ONCE_BYTES;
+    let making = compute(is_small, move || tree.repack(&from, what, bytes));
+    // An error: the process stops.
+    let repacked = making.await.map_err(|_| StaleEpoch)?;
     let repacked = put(mirror, epoch, repacked)?;
     let to = if what == Repacking::UnpackHot {
         "plain"

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::recent_events::{MAX_BYTES, MAX_EVENTS};
 use etcd_store::cache::{StoredEntry, Tree, Unpacker};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use rangecache_base::blocking::compute;
 use rangecache_upstream::{Connection, is_future_revision, range};
 
 /// Keys that are compared, by mod_revision: as many as a feed delivers events again.
@@ -53,14 +54,11 @@ impl Keys {
     /// etcd's status; see [`is_compaction`](rangecache_upstream::is_compaction).
     pub(crate) async fn are_held_by(self, connection: &Arc<Connection>) -> Result<bool, tonic::Status> {
         let revision = self.revision;
-        let (oldest, parts) = if self.tree.len() <= SELECTED_AT_ONCE_KEYS {
-            self.parts()
-        } else {
-            // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
-            tokio::task::spawn_blocking(move || self.parts())
-                .await
-                .map_err(|_| tonic::Status::internal("selecting the newest keys failed"))?
-        };
+        // A million keys take some tens of milliseconds.
+        let selecting = compute(self.tree.len() <= SELECTED_AT_ONCE_KEYS, move || self.parts());
+        let (oldest, parts) = selecting
+            .await
+            .map_err(|_| tonic::Status::internal("selecting the newest keys failed"))?;
         let has_several = parts.len() > 1;
         for part in parts {
             let began = Instant::now();

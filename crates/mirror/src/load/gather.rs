@@ -15,6 +15,7 @@ use crate::residency::{cost, warn_of_left_out};
 use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::RangeResponse;
+use rangecache_base::blocking::compute;
 use rangecache_upstream::{Connection, first_page_limit, page_limit};
 
 /// Interval of the log lines of a long load.
@@ -204,16 +205,10 @@ pub(super) async fn build(builder: TreeBuilder) -> Result<Tree, LoadError> {
     run(builder.len() <= BUILT_AT_ONCE_KEYS, move || builder.finish()).await
 }
 
-/// Runs `work`: at once if it is small, which takes less than handing it to another thread and back, otherwise on a blocking thread:
-/// it takes milliseconds, in which this one can serve calls.
+/// Result of [`compute`], as that of a load.
 pub(super) async fn run<T: Send + 'static>(
     is_small: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, LoadError> {
-    if is_small {
-        return Ok(work());
-    }
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|_| LoadError::Build)
+    compute(is_small, work).await.map_err(|_| LoadError::Build)
 }
