@@ -79,7 +79,7 @@ impl StreamContext {
     }
 
     /// Reads the first request, which decides whether memory or etcd serves the stream, and starts its watcher. The request stays in
-    /// `requests`. Without a create request the answer is one for the self.
+    /// `requests`. Without a create request the answer is one for the stream.
     pub(super) async fn first_create(
         &self,
         requests: &mut Requests,
