@@ -121,7 +121,11 @@ func TestValuesTableIsGenerated(t *testing.T) {
 		}
 		text, err := json.Marshal(node)
 		must(t, value.path, err)
-		table += fmt.Sprintf("| `%s` | `%s` | %s |\n", value.path, text, strings.ReplaceAll(clauseEnd.Split(value.meaning, 2)[0], "|", `\|`))
+		shown := " `" + string(text) + "`"
+		if strings.Contains(`"" [] {} null`, string(text)) {
+			shown = "" // unset
+		}
+		table += fmt.Sprintf("| `%s` |%s | %s |\n", value.path, shown, strings.ReplaceAll(clauseEnd.Split(value.meaning, 2)[0], "|", `\|`))
 	}
 	path := chart + "/README.md"
 	page := read(t, path)
