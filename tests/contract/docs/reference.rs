@@ -83,15 +83,16 @@ fn rows<'a>(flags: impl Iterator<Item = &'a Arg>) -> String {
             Some((help, default)) => (help, default.trim_end_matches(']').to_owned()),
             None => (help, default_value(flag)),
         };
-        let cells = [first_clause(help, &['.', ';']), &default].map(|cell| cell.replace('|', "\\|"));
+        let cells = [first_clause(help), &default].map(|cell| cell.replace('|', "\\|"));
         writeln!(table, "| `--{name}` | {} |", cells.join(" | ")).unwrap();
     }
     table
 }
 
-/// `text` up to the first of `ends` behind more than three words. That something is insecure is not left out.
-fn first_clause<'a>(text: &'a str, ends: &[char]) -> &'a str {
-    let mut ends = text.match_indices(ends).map(|(at, _)| at).filter(|at| {
+/// `text` up to the first stop, semicolon or colon behind more than three words. That something is insecure is not left out.
+fn first_clause(text: &str) -> &str {
+    let ends = text.match_indices(['.', ';', ':']).map(|(at, _)| at);
+    let mut ends = ends.filter(|at| {
         let rest = &text[at + 1..];
         rest.starts_with(' ') && !rest.starts_with(" Insecure") && text[..*at].split(' ').count() > 3
     });
@@ -178,20 +179,20 @@ fn metrics() -> String {
         let useful = useful
             .strip_prefix("Useful when: ")
             .unwrap_or_else(|| panic!("{name}: its doc comment has no last paragraph \"Useful when: …\""));
-        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let by = if labels.is_empty() { "" } else { " by " };
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
+        };
         let (help, more) = measures.split_first().unwrap();
-        let help = first_clause(help, &['.', ':', ';'])
-            .split(" by `")
-            .next()
-            .unwrap();
+        let help = first_clause(help).split(" by `").next().unwrap();
         let more = more
             .iter()
             .filter(|text| !text.starts_with("See "))
             .map(String::as_str);
         let measures: Vec<&str> = std::iter::once(help.trim_end_matches(',')).chain(more).collect();
-        let (labels, measures) = (labels.join(", "), measures.join(". "));
-        writeln!(table, "| `{name}`{by}{labels} | {measures} | {useful} |").unwrap();
+        let measures = measures.join(". ");
+        writeln!(table, "| `{name}{labels}` | {measures} | {useful} |").unwrap();
     }
     table
 }
@@ -213,7 +214,7 @@ fn findings() -> String {
         let reported = FindingId::ALL.iter().filter(|id| by(id) == reports);
         for id in reported.filter(|id| !id.remedy().is_empty()) {
             let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
-            let meaning = first_clause(id.meaning(), &['.', ':', ';']).trim_end_matches('.');
+            let meaning = first_clause(id.meaning()).trim_end_matches('.');
             let cells = [&severities.join(", "), meaning, &sentence(id.remedy())];
             writeln!(text, "| `{}` | {} |", id.as_str(), cells.join(" | ")).unwrap();
         }
