@@ -197,7 +197,7 @@ fn metrics() -> String {
     table
 }
 
-/// Tables of the findings with a remedy, by who reports them, and the ids of the others.
+/// Tables of the findings with a remedy, by what reports them, and the ids of the others. A report has their meaning.
 fn findings() -> String {
     let by = |id: &FindingId| id.reported_by().iter().map(|by| by.as_str()).collect::<Vec<_>>();
     let mut text = String::new();
@@ -208,15 +208,14 @@ fn findings() -> String {
     ] {
         write!(
             text,
-            "### {heading}\n\n| id | level | meaning | what to do |\n|---|---|---|---|\n"
+            "### {heading}\n\n| id | level | what to do |\n|---|---|---|\n"
         )
         .unwrap();
         let reported = FindingId::ALL.iter().filter(|id| by(id) == reports);
         for id in reported.filter(|id| !id.remedy().is_empty()) {
             let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
-            let meaning = first_clause(id.meaning()).trim_end_matches('.');
-            let cells = [&severities.join(", "), meaning, &sentence(id.remedy())];
-            writeln!(text, "| `{}` | {} |", id.as_str(), cells.join(" | ")).unwrap();
+            let (levels, remedy) = (severities.join(", "), sentence(id.remedy()));
+            writeln!(text, "| `{}` | {levels} | {remedy} |", id.as_str()).unwrap();
         }
         text.push('\n');
     }
