@@ -100,8 +100,9 @@ own_packages = rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*
 as_released = --bench suite --bench micro --bench abuse $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
 
 .PHONY: check
-check: rust-present ## Check phrases, formatting, lints, and sources of dependencies
+check: rust-present ## Check phrases, words of the documents, formatting, lints, and sources of dependencies
 	@$(timed) 'refused phrases' .ci/phrases
+	@$(timed) 'words of the documents' .ci/words
 	@$(timed) 'formatting' $(CARGO) fmt --all --check
 	@$(timed) 'dependencies: sources and bans' .ci/dependencies
 	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
