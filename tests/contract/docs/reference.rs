@@ -189,12 +189,22 @@ fn metrics() -> String {
 
 /// Table of every finding, in the order of its declaration.
 fn findings() -> String {
-    let mut table = "| id | reported by | level | meaning | what to do |\n|---|---|---|---|---|\n".to_owned();
+    let mut table =
+        "| id | reported by | level | meaning | what to do | alerts |\n|---|---|---|---|---|---|\n"
+            .to_owned();
     for id in FindingId::ALL {
         let by: Vec<_> = id.reported_by().iter().map(|by| by.as_str()).collect();
         let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
         let remedy = sentence(id.remedy());
-        let cells = [&by.join(", "), &severities.join(", "), id.meaning(), &remedy];
+        let runbook = |alert: &&str| format!("[{alert}](../runbooks.md#{})", alert.to_lowercase());
+        let alerts: Vec<_> = id.alerts().iter().map(runbook).collect();
+        let cells = [
+            &by.join(", "),
+            &severities.join(", "),
+            id.meaning(),
+            &remedy,
+            &alerts.join(", "),
+        ];
         writeln!(table, "| `{}` | {} |", id.as_str(), cells.join(" | ")).unwrap();
     }
     table
@@ -226,7 +236,7 @@ fn every_finding_is_reported_by_the_rooms_that_it_names() {
         // Tests may name any.
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
-        if name.starts_with("src/admin/") {
+        if name.starts_with("src/admin/") || name.starts_with("src/running/") {
             status.push_str(text);
         } else if name.starts_with("src/doctor/") {
             doctor.push_str(text);
