@@ -174,7 +174,7 @@ fuzz-corpus: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Add what `make fu
 $(TOOLS_DIR)/cargo/bin/cargo-fuzz:
 	$(CARGO) install cargo-fuzz --version '^0.13' --locked --root $(TOOLS_DIR)/cargo
 
-# A shard is a random sample: docs/mutants.md has results of some.
+# A shard is a random sample: tests/mutant-switch/README.md has results of some.
 .PHONY: mutants
 mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants tools goclient rust-present ## Change the source in one place at a time, and list what no test notices; options: SHARD=0/66 MUTANTS=20 SEEDS=500
 	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants' .ci/mutants $(SHARD)
