@@ -15,6 +15,7 @@
 //! | `readiness` | readiness, and its text |
 //! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients`, `changes` |
 //! | `checks` | findings, gates and used bounds |
+//! | `symptoms` | what exported series have shown over time |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!
 //! This room imports `proxy` (its metrics), `mirror`, `upstream`, `server`, `limits`, `tls`, `diagnosis`, `reload`, `telemetry` and
@@ -34,5 +35,6 @@ mod readiness;
 mod renderings;
 mod server;
 mod status;
+mod symptoms;
 
 pub use server::Admin;

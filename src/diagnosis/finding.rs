@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use super::ids::FindingId;
-use super::severity::Severity;
+use super::ids::{FindingId, Severity};
 
 /// A fact that an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,6 +32,11 @@ impl Finding {
             meaning: String::new(),
             remedy: id.remedy().to_owned(),
         }
+    }
+
+    /// Returns a finding with the meaning that its id has, too.
+    pub fn explained(id: FindingId, title: impl Into<String>) -> Finding {
+        Finding::new(id, title).with_meaning(id.meaning().replace('`', ""))
     }
 
     /// Returns the finding about `subject`.

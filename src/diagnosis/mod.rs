@@ -2,8 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `severity` | severities of findings |
-//! | `ids` | every finding that there can be: its id, severities, meaning and remedy |
+//! | `ids` | every finding that there can be: its id, severities, meaning, remedy and alerts |
 //! | `finding` | a finding with its texts |
 //! | `shared` | findings that both the page and `doctor` report |
 //! | [`gates`] | states of the version gates in words |
@@ -18,10 +17,8 @@ pub mod format;
 pub mod gates;
 mod ids;
 pub mod reasons;
-mod severity;
 mod shared;
 
 pub use finding::Finding;
-pub use ids::{FindingId, ReportedBy};
-pub use severity::Severity;
+pub use ids::{FindingId, ReportedBy, Severity};
 pub use shared::{budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown};

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use http::{Method, StatusCode};
 use serde_json::Value;
 
+use crate::diagnosis::{Finding, FindingId};
 use crate::report::print;
 pub use flags::{CtlAction, CtlConfig, HealthConfig, StatusConfig};
 use rangecache_base::net::Url;
@@ -51,7 +52,7 @@ pub fn status(options: &StatusConfig) -> ExitCode {
 /// Asks whether the running rangecache responds, or is ready. Prints its text.
 #[must_use]
 pub fn health(options: &HealthConfig) -> ExitCode {
-    let path = if options.ready { "/readyz" } else { "/livez" };
+    let path = if options.ready { "/readyz?memory" } else { "/livez" };
     answered(&options.at.metrics_url, &Method::GET, path)
 }
 
@@ -89,10 +90,9 @@ fn exchange(url: &Url, method: &Method, path: &str) -> io::Result<(StatusCode, S
 }
 
 fn unanswered(url: &Url, error: &io::Error) -> ExitCode {
+    let title = format!("no rangecache responds at {url}: {error}");
+    let finding = Finding::new(FindingId::NoResponse, title);
     // There is no other place to report it.
-    let _ = writeln!(
-        io::stderr(),
-        "no rangecache responds at {url}: {error}. --metrics-url names its listener for operators (--listen-metrics-urls)"
-    );
+    let _ = writeln!(io::stderr(), "{}. {}", finding.text(), finding.remedy);
     ExitCode::from(NO_RESPONSE)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::diagnosis::FindingId;
 use crate::diagnosis::format::{bytes, counted, duration, long, rate};
 
 /// Whether it is ready, and has no finding that is bad.
@@ -26,6 +27,9 @@ pub(super) fn of(status: &Value) -> String {
         long(uptime),
         if status["ready"].as_bool() != Some(true) {
             "NOT READY"
+        } else if list(status, "findings").any(|finding| finding["id"] == FindingId::AnswersNothing.as_str())
+        {
+            "ready, but nothing is answered from memory"
         } else if is_good(status) {
             "ready"
         } else {
@@ -70,7 +74,11 @@ pub(super) fn of(status: &Value) -> String {
             (true, true) => format!(
                 "etcd {}, {}",
                 endpoint["version"].as_str().unwrap_or("of unknown version"),
-                string(endpoint, "role")
+                if is("is_hub") {
+                    "another rangecache"
+                } else {
+                    string(endpoint, "role")
+                }
             ),
         };
         let _ = writeln!(text, "endpoint {}: {state}", string(endpoint, "url"));

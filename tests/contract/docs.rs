@@ -5,6 +5,7 @@ mod reference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use rangecache::diagnosis::{FindingId, ReportedBy, Severity};
 use rangecache_base::telemetry::outcome::{Outcome, Read};
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
@@ -383,6 +384,31 @@ fn faults_quote_existing_log_lines() {
     }
 }
 
+/// Names of all alerts.
+fn alerts() -> BTreeSet<String> {
+    let rules = read("charts/rangecache/files/alerts.yaml");
+    let names = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    names.map(str::to_owned).collect()
+}
+
+/// What an alert says, the page and `rangecache status` say, too; and for what they ask to be done, somebody is called.
+#[test]
+fn every_alert_has_a_finding_and_every_finding_that_asks_for_action_has_an_alert() {
+    let of_process = |id: &&FindingId| id.reported_by().contains(&ReportedBy::Status);
+    let mut found = BTreeSet::new();
+    for id in FindingId::ALL.iter().filter(of_process) {
+        let asks_for_action = id
+            .severities()
+            .iter()
+            .any(|severity| *severity >= Severity::Warning);
+        assert!(!asks_for_action || !id.alerts().is_empty(), "{id:?} has no alert");
+        found.extend(id.alerts().iter().map(|alert| (*alert).to_owned()));
+    }
+    assert_eq!(found, alerts(), "left: alerts of findings; right: the chart's");
+}
+
 #[test]
 fn every_alert_has_a_runbook() {
     let page = read("docs/runbooks.md");
@@ -391,11 +417,8 @@ fn every_alert_has_a_runbook() {
         .filter_map(|line| line.strip_prefix("## "))
         .filter(|heading| heading.starts_with("Rangecache"))
         .collect();
-    let rules = read("charts/rangecache/files/alerts.yaml");
-    let alerts: BTreeSet<&str> = rules
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "))
-        .collect();
+    let alerts = alerts();
+    let alerts: BTreeSet<&str> = alerts.iter().map(String::as_str).collect();
     assert!(alerts.len() > 10, "{alerts:?}");
     assert_eq!(explained, alerts);
 }

@@ -8,7 +8,6 @@ use maud::{Markup, html};
 use super::charts::{self, Layer};
 use super::parts::plot;
 use crate::admin::status::model::{Latency, Reads};
-use crate::admin::status::reads::latency;
 use crate::admin::status::samples::{ReadLatency, ReadSample};
 use crate::diagnosis::format::duration;
 use rangecache_base::telemetry::metrics::LatencyCounts;
@@ -77,7 +76,7 @@ fn chart(
 }
 
 fn of(samples: &[Arc<ReadSample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Option<Latency> {
-    latency(samples, |added| counts(&added.latency))
+    Latency::of(samples, |added| counts(&added.latency))
 }
 
 /// Titles of the columns in a table of the figures.

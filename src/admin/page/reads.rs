@@ -24,7 +24,7 @@ const SAMPLES_PER_MINUTE: usize = 12;
 
 pub(super) fn reads(status: &Status) -> Section {
     let reads = &status.reads;
-    let all = &status.samples.all;
+    let all = &status.samples.0;
     let ratio = reads.memory_ratio_last_minute.map_or("–".to_owned(), percent);
     let window = long(window(status));
     let per_check = reads.per_quorum_check.map_or("–".to_owned(), rate);

@@ -17,9 +17,9 @@ pub(super) fn watches(status: &Status) -> Section {
         class,
         values: status
             .samples
-            .open_watches
+            .0
             .iter()
-            .map(|open| as_height(of(*open)))
+            .map(|sample| as_height(of(sample.added.watches)))
             .collect(),
     };
     let layers = [

@@ -3,20 +3,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
-use super::samples::{INTERVAL, ReadCounts, ReadSample};
+use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Stretch};
+use super::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::reasons::OutcomeClass;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
+use rangecache_base::telemetry::metrics::{CodeCounts, Source};
 use rangecache_base::telemetry::outcome::Outcome;
 
 /// Time over which rates are computed.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
 
+/// Time over which the waits for proofs are judged, as by their alert.
+const PROOF_WINDOW: Duration = Duration::from_secs(300);
+
 /// Totals and rates; `counts` are those since the start of the process.
 #[allow(clippy::cast_precision_loss, reason = "ratios and rates show magnitudes")]
 pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Reads {
     let outcomes = outcomes(samples);
-    let latest = latest(samples);
+    let latest = latest(samples, RATE_WINDOW);
     let seconds: f64 = latest.iter().map(|sample| sample.seconds).sum();
     let sum = |counter: fn(&ReadCounts) -> u64| {
         latest.iter().map(|sample| counter(&sample.added)).sum::<u64>() as f64
@@ -32,8 +35,8 @@ pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Rea
         events_per_second: rate(|added| added.events),
         quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
         per_quorum_check: (checks > 0.0).then(|| sum(|added| added.checks.reads) / checks),
-        latency_from_memory: latency(&latest, |added| &added.latency.memory),
-        latency_by_etcd: latency(&latest, |added| &added.latency.etcd),
+        latency_from_memory: Latency::of(&latest, |added| &added.latency.memory),
+        latency_by_etcd: Latency::of(&latest, |added| &added.latency.etcd),
         window_seconds: samples.iter().map(|sample| sample.seconds).sum(),
         memory_ratio: memory_ratio(samples),
         outcomes,
@@ -69,19 +72,10 @@ fn outcomes(samples: &[Arc<ReadSample>]) -> Vec<OutcomeCount> {
     outcomes
 }
 
-/// Upper bounds on the median and the 99th percentile of the reads' latency in these samples; `None` without reads.
-pub(in crate::admin) fn latency<S: AsRef<ReadSample>>(
-    samples: &[S],
-    counts: impl Fn(&ReadCounts) -> &LatencyCounts,
-) -> Option<Latency> {
-    let mut all = LatencyCounts::default();
-    for sample in samples {
-        all.add(counts(&sample.as_ref().added));
-    }
-    Some(Latency {
-        p50_seconds: all.quantile(0.5)?,
-        p99_seconds: all.quantile(0.99)?,
-    })
+/// Seconds that 99 of 100 reads from memory waited at most for their proof; `None` without such reads.
+pub(super) fn proof_p99(samples: &[Arc<ReadSample>]) -> Option<f64> {
+    let waits = Latency::of(&latest(samples, PROOF_WINDOW), |added| &added.latency.proof);
+    waits.map(|waits| waits.p99_seconds)
 }
 
 /// gRPC calls by code, the most frequent first.
@@ -106,13 +100,13 @@ pub(super) fn codes(samples: &[Arc<ReadSample>]) -> Vec<CodeStatus> {
     sums.into_iter().map(status).collect()
 }
 
-/// The newest samples that span [`RATE_WINDOW`].
-fn latest(samples: &[Arc<ReadSample>]) -> Vec<&Arc<ReadSample>> {
+/// The newest samples that span `window`.
+fn latest(samples: &[Arc<ReadSample>], window: Duration) -> Vec<&Arc<ReadSample>> {
     let mut seconds = 0.0;
     let newest = samples.iter().rev();
     newest
         .take_while(|sample| {
-            let is_wanted = seconds < RATE_WINDOW.as_secs_f64();
+            let is_wanted = seconds < window.as_secs_f64();
             seconds += sample.seconds;
             is_wanted
         })
@@ -135,34 +129,6 @@ pub(super) fn timeline(samples: &[Arc<ReadSample>], index: usize) -> Vec<Stretch
         }
     }
     stretches
-}
-
-/// Samples as columns.
-pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
-    let column =
-        |counter: &dyn Fn(&ReadCounts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
-    let latencies = |counts: fn(&ReadCounts) -> &LatencyCounts| {
-        let samples = all.iter();
-        samples
-            .map(|sample| latency(std::slice::from_ref(sample), counts))
-            .collect()
-    };
-    let source = |source| column(&|added| added.by_source(source));
-    Samples {
-        interval_seconds: INTERVAL.as_secs(),
-        reads_from_memory: source(OutcomeClass::Memory),
-        reads_after_a_wait: source(OutcomeClass::Waited),
-        reads_by_etcd: source(OutcomeClass::Etcd),
-        reads_failed: source(OutcomeClass::Failed),
-        reads_refused_or_cancelled: source(OutcomeClass::Unanswered),
-        other_calls: column(&|added| added.forwarded),
-        events: column(&|added| added.events),
-        quorum_checks: column(&|added| added.checks.proven + added.checks.failed),
-        latency_from_memory: latencies(|added| &added.latency.memory),
-        latency_by_etcd: latencies(|added| &added.latency.etcd),
-        open_watches: all.iter().map(|sample| sample.added.watches).collect(),
-        all,
-    }
 }
 
 #[cfg(test)]

@@ -208,14 +208,17 @@ fn findings() -> String {
     ] {
         write!(
             text,
-            "### {heading}\n\n| id | level | what to do |\n|---|---|---|\n"
+            "### {heading}\n\n| id | level | what to do | alert |\n|---|---|---|---|\n"
         )
         .unwrap();
         let reported = FindingId::ALL.iter().filter(|id| by(id) == reports);
         for id in reported.filter(|id| !id.remedy().is_empty()) {
             let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
             let (levels, remedy) = (severities.join(", "), sentence(id.remedy()));
-            writeln!(text, "| `{}` | {levels} | {remedy} |", id.as_str()).unwrap();
+            let runbook = |alert: &&str| format!("[{alert}](../runbooks.md#{})", alert.to_lowercase());
+            let alerts: Vec<_> = id.alerts().iter().map(runbook).collect();
+            let (id, alerts) = (id.as_str(), alerts.join(", "));
+            writeln!(text, "| `{id}` | {levels} | {remedy} | {alerts} |").unwrap();
         }
         text.push('\n');
     }
@@ -251,7 +254,7 @@ fn every_finding_is_reported_by_the_rooms_that_it_names() {
         // Tests may name any.
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
-        if name.starts_with("src/admin/") {
+        if name.starts_with("src/admin/") || name.starts_with("src/running/") {
             status.push_str(text);
         } else if name.starts_with("src/doctor/") {
             doctor.push_str(text);
