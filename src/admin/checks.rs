@@ -11,11 +11,13 @@ use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Outcome, Reason};
+use rangecache_base::unix_time;
 use rangecache_mirror::UselessNeighbour;
 use rangecache_mirror::lineage::Auth;
 
 /// Days before its expiry from which on a certificate is a finding; the alert on it has as many.
 const FEW_DAYS_LEFT: i64 = 14;
+const SECONDS_PER_DAY: i64 = 86_400;
 /// Wait of one read in a hundred for its proof that is a finding; KEP-2340's bound, and the alert's.
 const SLOW_PROOF_SECONDS: f64 = 0.2;
 /// Time after which shares of reads are findings: the loads of a start have none.
@@ -47,11 +49,12 @@ pub(super) fn findings(facts: &Status) -> Vec<Finding> {
     findings.extend(endpoint_findings(facts));
     findings.extend(facts.gates.iter().filter_map(|gate| gate.finding.clone()));
     findings.extend(more.user.clone());
-    for mirror in &facts.mirrors {
-        findings.extend(mismatch_finding(mirror));
-        findings.extend(mirror_finding(mirror, facts));
-        findings.extend(image_finding(mirror));
-    }
+    findings.extend(
+        facts
+            .mirrors
+            .iter()
+            .flat_map(|mirror| mirror_findings(mirror, facts)),
+    );
     findings.extend(more.useless_neighbours.iter().map(neighbour_finding));
     let (cache_bytes, memory_bytes) = more.cache_and_memory_bytes;
     findings.extend(diagnosis::budget_above_memory(cache_bytes, memory_bytes));
@@ -69,7 +72,7 @@ pub(super) fn findings(facts: &Status) -> Vec<Finding> {
         findings.push(
             Finding::new(FindingId::BoundNearlyReached, title)
                 .about(budget.flag)
-                .with_meaning(budget.at_limit)
+                .with_meaning(format!("At the bound {}.", budget.at_limit))
                 .with_remedy(remedy),
         );
     }
@@ -177,6 +180,33 @@ fn endpoint_findings(facts: &Status) -> Vec<Finding> {
     findings
 }
 
+/// Certificates and revocation lists, those that expire first at the beginning.
+pub(super) fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
+    let now = unix_time::now_seconds();
+    let files = handles.metrics.tls.not_after();
+    let mut certificates: Vec<_> = files
+        .into_iter()
+        .map(|((side, file), not_after)| CertificateStatus {
+            side,
+            flag: flag_of(side, file),
+            days_left: (not_after - now).div_euclid(SECONDS_PER_DAY),
+        })
+        .collect();
+    certificates.sort_by_key(|certificate| certificate.days_left);
+    certificates
+}
+
+/// Flag that names a file of certificates.
+fn flag_of(side: &'static str, file: &'static str) -> &'static str {
+    match (side, file) {
+        ("clients", "cert") => "cert-file",
+        ("clients", "ca") => "trusted-ca-file",
+        ("clients", "crl") => "client-crl-file",
+        ("etcd", "ca") => "cacert",
+        _ => file,
+    }
+}
+
 /// Whether a file of certificates has expired or will soon.
 pub(super) fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
     let CertificateStatus {
@@ -254,7 +284,7 @@ fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
     }
 }
 
-/// What is wrong with rangecache's own user, or that it has none and needs one.
+/// Problem of rangecache's own user, or that it has none and needs one.
 pub(super) fn user_finding(handles: &Handles) -> Option<Finding> {
     let credentials = handles.upstream.credentials();
     let is_needed = handles.mirrors.cluster_state.auth() == Auth::On && !credentials.name_a_user();
@@ -263,32 +293,70 @@ pub(super) fn user_finding(handles: &Handles) -> Option<Finding> {
     problem.or_else(|| is_needed.then(diagnosis::no_own_user))
 }
 
-fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    let times = match mirror.mismatches {
-        0 => return None,
-        1 => "once".to_owned(),
-        n => format!("{} times", count(n)),
-    };
-    let finding = Finding::new(
-        FindingId::MirrorDiffered,
-        format!("{} has differed from etcd", mirror.name),
-    );
-    let finding = finding.about(&mirror.name);
-    Some(finding.with_meaning(format!(
-        "Verification found a difference {times}; the mirror was loaded again."
-    )))
-}
-
-fn mirror_finding(mirror: &MirrorStatus, facts: &Status) -> Option<Finding> {
-    let Some(reason) = mirror.reason else {
-        return empty_finding(mirror).or_else(|| not_held_finding(mirror));
-    };
+fn mirror_findings(mirror: &MirrorStatus, facts: &Status) -> Vec<Finding> {
+    let name = &mirror.name;
+    let find = |id, title: String, meaning: String| Finding::new(id, title).about(name).with_meaning(meaning);
+    let mut findings = Vec::new();
+    if mirror.mismatches > 0 {
+        let times = match mirror.mismatches {
+            1 => "once".to_owned(),
+            n => format!("{} times", count(n)),
+        };
+        let meaning = format!("Verification found a difference {times}; the mirror was loaded again.");
+        findings.push(find(
+            FindingId::MirrorDiffered,
+            format!("{name} has differed from etcd"),
+            meaning,
+        ));
+    }
     // An etcd that cannot be reached or does not serve, or that does not permit the reads of a load, is a finding of its own, and
     // explains these. Reads of the mirror are not forwarded then, they fail.
     let is_explained = !has_healthy_member(facts) || facts.unlisted.user.is_some();
-    if matches!(reason, Reason::FeedLost | Reason::Loading) && is_explained {
-        return None;
+    match mirror.reason {
+        Some(Reason::FeedLost | Reason::Loading) if is_explained => {}
+        Some(reason) => findings.push(out_of_service(mirror, reason, facts)),
+        None if mirror.keys == 0 => {
+            let meaning = "What clients read is not in this mirror, unless etcd is new.".to_owned();
+            let finding = find(
+                FindingId::MirrorEmpty,
+                format!("etcd has no key in {name}"),
+                meaning,
+            );
+            // Of the whole keyspace: an etcd that is new.
+            let severity = if mirror.is_everything {
+                Severity::Note
+            } else {
+                Severity::Warning
+            };
+            findings.push(finding.with_severity(severity));
+        }
+        None if mirror.not_held_bytes > 0 => {
+            let title = format!(
+                "{} of the values of {name} are only in etcd",
+                bytes(mirror.not_held_bytes)
+            );
+            let meaning = explain_reason(Reason::ValuesNotHeld).meaning.to_owned();
+            findings.push(find(FindingId::ValuesNotHeld, title, meaning));
+        }
+        None => {}
     }
+    if let Some(image) = mirror.image.as_ref().filter(|image| image.is_failing) {
+        let next = match image.age_seconds {
+            None => "The next start reads every key from etcd.",
+            Some(_) => "The next start finds an older image, and reads more from etcd.",
+        };
+        let title = format!("the image of {name} cannot be written");
+        findings.push(find(
+            FindingId::ImageNotWritten,
+            title,
+            format!("Serving continues. {next}"),
+        ));
+    }
+    findings
+}
+
+/// Finding about a mirror that is out of service for `reason`.
+fn out_of_service(mirror: &MirrorStatus, reason: Reason, facts: &Status) -> Finding {
     let loaded = format!(
         "{}, {}",
         counted(mirror.load_keys, "key"),
@@ -310,48 +378,11 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Status) -> Option<Finding> {
         "{} is not answered from memory: {}",
         mirror.name, explanation.title
     );
-    Some(
-        Finding::new(id, title)
-            .about(&mirror.name)
-            .with_meaning(format!(
-                "{}{details} Its reads are forwarded.",
-                explanation.meaning
-            ))
-            .with_remedy(explanation.remedy),
-    )
-}
-
-/// A mirror whose values do not all fit into memory.
-fn not_held_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    if mirror.not_held_bytes == 0 {
-        return None;
-    }
-    let title = format!(
-        "{} of the values of {} are only in etcd",
-        bytes(mirror.not_held_bytes),
-        mirror.name
-    );
-    Some(
-        Finding::new(FindingId::ValuesNotHeld, title)
-            .about(&mirror.name)
-            .with_meaning(explain_reason(Reason::ValuesNotHeld).meaning),
-    )
-}
-
-/// A mirror whose image cannot be written.
-fn image_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    let image = mirror.image.as_ref().filter(|image| image.is_failing)?;
-    let id = FindingId::ImageNotWritten;
-    let finding = Finding::new(id, format!("the image of {} cannot be written", mirror.name));
-    let next = match image.age_seconds {
-        None => "The next start reads every key from etcd.",
-        Some(_) => "The next start finds an older image, and reads more from etcd.",
-    };
-    Some(
-        finding
-            .about(&mirror.name)
-            .with_meaning(format!("Serving continues. {next}")),
-    )
+    let meaning = format!("{}{details} Its reads are forwarded.", explanation.meaning);
+    Finding::new(id, title)
+        .about(&mirror.name)
+        .with_meaning(meaning)
+        .with_remedy(explanation.remedy)
 }
 
 /// A neighbour that the next start would ask in vain.
@@ -362,25 +393,6 @@ fn neighbour_finding(neighbour: &UselessNeighbour) -> Finding {
     finding.with_meaning(format!(
         "When it was asked last: {reason}. Serving continues; without a neighbour or an image a start reads every key from etcd."
     ))
-}
-
-/// A mirror that has no key: its prefix may be mistyped.
-fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    if mirror.keys > 0 {
-        return None;
-    }
-    let finding = Finding::new(
-        FindingId::MirrorEmpty,
-        format!("etcd has no key in {}", mirror.name),
-    );
-    // Of the whole keyspace: an etcd that is new.
-    let severity = if mirror.is_everything {
-        Severity::Note
-    } else {
-        Severity::Warning
-    };
-    let finding = finding.about(&mirror.name).with_severity(severity);
-    Some(finding.with_meaning("What clients read is not in this mirror, unless etcd is new."))
 }
 
 /// The version gates, auth and verification.
@@ -450,76 +462,38 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
         .sum();
     let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
-    let first = [(
-        "Memory of all mirrors".to_owned(),
-        &bounds::CACHE_MAX_BYTES,
-        memory,
-        "At the bound values are packed (--cache-pack), then those of whole prefixes are left out, and reads of them forwarded.",
-    )];
     let histories = mirrors.iter().map(|mirror| {
+        let name = format!("History of {}", mirror.name);
         (
-            format!("History of {}", mirror.name),
+            name,
             &bounds::HISTORY_MAX_BYTES,
             mirror.history_bytes,
-            "At the bound the oldest revisions are dropped, and reads of them are forwarded.",
+            "the oldest revisions are dropped, and reads of them are forwarded",
         )
     });
-    let others = [
-        (
-            "Client connections",
-            &bounds::MAX_CONNECTIONS,
-            connections,
-            "At the bound new connections wait.",
-        ),
-        (
-            "Calls in flight",
-            &bounds::MAX_CALLS,
-            calls,
-            "At the bound calls are refused with Unavailable.",
-        ),
-        (
-            "Large reads in flight to etcd",
-            &bounds::FORWARD_MAX_LARGE,
-            gauge(large.in_flight.get()),
-            "At the bound more reads wait.",
-        ),
-        (
-            "Large reads waiting for etcd",
-            &bounds::FORWARD_MAX_WAITING,
-            gauge(large.waiting.get()),
-            "At the bound more reads are refused with Unavailable.",
-        ),
-        (
-            "Small reads in flight to etcd",
-            &bounds::FORWARD_MAX_SMALL,
-            gauge(small.in_flight.get()),
-            "At the bound more reads wait.",
-        ),
-        (
-            "Small reads waiting for etcd",
-            &bounds::FORWARD_MAX_WAITING,
-            gauge(small.waiting.get()),
-            "At the bound more reads are refused with Unavailable.",
-        ),
-        (
-            "Buffered bytes",
-            &bounds::BUFFER_MAX_BYTES,
-            metrics.buffers.used_bytes(),
-            "At the bound calls are refused with ResourceExhausted.",
-        ),
-        (
-            "Memory of watches",
-            &bounds::WATCH_MAX_BYTES,
-            gauge(metrics.proxy.watches.used_bytes.get()),
-            "At the bound new watches are forwarded, and large events wait.",
-        ),
-    ]
-    .map(|(name, bound, used, at_limit)| (name.to_owned(), bound, used, at_limit));
-    first
-        .into_iter()
-        .chain(histories)
-        .chain(others)
-        .filter_map(|(name, bound, used, at_limit)| budget(&metrics.process, name, bound, used, at_limit))
+    /// Names of what is used, bounds, what is used of them, and what happens at the bound.
+    macro_rules! used {
+        ($($name:literal, $bound:ident, $used:expr, $at_limit:literal;)+) => {
+            [$(($name.to_owned(), &bounds::$bound, $used, $at_limit)),+]
+        };
+    }
+    let first = used! {
+        "Memory of all mirrors", CACHE_MAX_BYTES, memory,
+            "values are packed (--cache-pack), then those of whole prefixes are left out, and reads of them forwarded";
+    };
+    let others = used! {
+        "Client connections", MAX_CONNECTIONS, connections, "new connections wait";
+        "Calls in flight", MAX_CALLS, calls, "calls are refused with Unavailable";
+        "Large reads in flight to etcd", FORWARD_MAX_LARGE, gauge(large.in_flight.get()), "more reads wait";
+        "Large reads waiting for etcd", FORWARD_MAX_WAITING, gauge(large.waiting.get()), "more reads are refused with Unavailable";
+        "Small reads in flight to etcd", FORWARD_MAX_SMALL, gauge(small.in_flight.get()), "more reads wait";
+        "Small reads waiting for etcd", FORWARD_MAX_WAITING, gauge(small.waiting.get()), "more reads are refused with Unavailable";
+        "Buffered bytes", BUFFER_MAX_BYTES, metrics.buffers.used_bytes(), "calls are refused with ResourceExhausted";
+        "Memory of watches", WATCH_MAX_BYTES, gauge(metrics.proxy.watches.used_bytes.get()),
+            "new watches are forwarded, and large events wait";
+    };
+    let all = first.into_iter().chain(histories).chain(others);
+    all.filter_map(|(name, bound, used, at_limit)| budget(&metrics.process, name, bound, used, at_limit))
         .collect()
 }
 

@@ -8,12 +8,11 @@
 //! | `gzip` | compression of pages and metrics |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `metrics` | metrics of this room, and those of others that the pages show |
-//! | `pace` | bound on requests per second |
-//! | `renderings` | bounds on pages: how many per second, and their memory until they are read |
+//! | `renderings` | bounds on requests and pages: how many per second, and their memory until they are read |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
 //! | `process` | figures of the process: CPU time, memory, descriptors |
 //! | `readiness` | readiness, and its text |
-//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients`, `changes` |
+//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes) |
 //! | `checks` | findings, gates and used bounds |
 //! | `symptoms` | what exported series have shown over time |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
@@ -27,7 +26,6 @@ mod control;
 mod gzip;
 mod handles;
 mod metrics;
-mod pace;
 mod page;
 mod prefixes;
 mod process;

@@ -4,7 +4,6 @@ use std::fmt::Write;
 
 use super::checks;
 use super::handles::Handles;
-use super::status::certificates::certificates;
 use crate::diagnosis::{self, FindingId};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::view::Mirror;
@@ -22,7 +21,7 @@ pub(super) fn is_ready(handles: &Handles) -> bool {
 pub(super) fn answers_from_memory(handles: &Handles) -> bool {
     let has_keys = |mirror: &Mirror| {
         let view = mirror.view();
-        view.is_ok_and(|view| view.tree.len() > 0 || mirror.scope.is_everything())
+        view.is_ok_and(|view| !view.tree.is_empty() || mirror.scope.is_everything())
     };
     !handles.mirrors.forwards_all() && handles.mirrors.all().any(has_keys)
 }
@@ -51,7 +50,7 @@ pub(super) fn describe(handles: &Handles) -> String {
     lines.extend(checks::user_finding(handles).map(|finding| finding.text()));
     let clusters = diagnosis::different_clusters(&handles.upstream.mixed_clusters());
     lines.extend(clusters.map(|finding| finding.text()));
-    let certificates = certificates(handles);
+    let certificates = checks::certificates(handles);
     let expired = certificates.iter().filter_map(checks::certificate_finding);
     let expired = expired.filter(|finding| finding.id == FindingId::CertificateExpired);
     let gates = checks::gates(handles);

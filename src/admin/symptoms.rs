@@ -1,4 +1,4 @@
-//! What exported series have shown over time: the findings that have alerts on counters, judged by the same series as the alerts.
+//! Findings from what exported series have shown over time, judged by the same series as their alerts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,7 +19,7 @@ struct Symptom {
     series: &'static str,
     /// Series that count.
     of: Selector,
-    /// Label that tells subjects apart; without one all series are added up.
+    /// Label whose values are subjects of their own; without one all series are added up.
     by: &'static str,
     over: Duration,
     is: Condition,
@@ -33,11 +33,11 @@ enum Selector {
 }
 
 enum Condition {
-    /// Counters have grown by more than this.
+    /// Growth of those that count is more than this.
     Grows(f64),
-    /// Those that count are more than this share of what all counters have grown by.
+    /// Growth of those that count is more than this share of the growth of all.
     Share(f64),
-    /// Gauges have been above this all the time.
+    /// Sum of gauges is above this all the time.
     Above(f64),
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Symptoms(Mutex<BTreeMap<(usize, String), Course>>);
 struct Course {
     /// Sum of those that count, and of all.
     last: (f64, f64),
-    /// What was added to both in the time of the symptom, and when.
+    /// Additions to both in the time of the symptom, with their times.
     added: VecDeque<(Instant, f64, f64)>,
     above_since: Option<Instant>,
 }
@@ -217,11 +217,7 @@ mod tests {
                 let rule = rules.split("- alert: ").find(|rule| rule.starts_with(*alert));
                 rule.is_some_and(|rule| rule.contains(symptom.series))
             };
-            assert!(
-                symptom.id.alerts().iter().any(|alert| of_alert(alert)),
-                "{:?}",
-                symptom.id
-            );
+            assert!(symptom.id.alerts().iter().any(of_alert), "{:?}", symptom.id);
         }
     }
 
@@ -246,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_told_apart_by_a_label_whatever_their_names_contain() {
+    fn subjects_are_distinguished_by_a_label_whatever_their_names_contain() {
         let loads = |n| {
             format!(
                 "rangecache_mirror_reloads_total{{mirror=\"/a,{{}}/\",reason=\"start\"}} 9\n\

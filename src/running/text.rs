@@ -140,6 +140,7 @@ mod tests {
             ],
             "endpoints": [
                 {"url": "http://a:1", "is_connected": true, "is_healthy": true, "version": "3.7.3", "role": "leader", "last_error": ""},
+                {"url": "http://hub:1", "is_hub": true, "is_connected": true, "is_healthy": true, "version": "3.7.3", "role": "leader", "last_error": ""},
                 {"url": "http://b:1", "is_connected": false, "is_healthy": false, "version": null, "role": "unknown", "last_error": "refused"},
             ],
         })
@@ -155,6 +156,7 @@ warn memory is switched off. etcd answers.
 mirror   everything: in service at revision 81234, 20,000 keys, 3 MiB
 mirror   /a/: out of service (loading), 0 keys, 0 B
 endpoint http://a:1: etcd 3.7.3, leader
+endpoint http://hub:1: etcd 3.7.3, another rangecache
 endpoint http://b:1: not connected: refused
 ";
         assert_eq!(of(&status()), expected);

@@ -393,7 +393,7 @@ fn alerts() -> BTreeSet<String> {
     names.map(str::to_owned).collect()
 }
 
-/// What an alert says, the page and `rangecache status` say, too; and for what they ask to be done, somebody is called.
+/// The page and `rangecache status` say what an alert says, and what they ask to be done has an alert.
 #[test]
 fn every_alert_has_a_finding_and_every_finding_that_asks_for_action_has_an_alert() {
     let of_process = |id: &&FindingId| id.reported_by().contains(&ReportedBy::Status);

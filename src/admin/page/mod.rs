@@ -109,7 +109,6 @@ fn heading(status: &Status) -> Markup {
         .iter()
         .any(|finding| finding.id == FindingId::AnswersNothing);
     let mirrors = match (in_service, status.mirrors.len()) {
-        _ if nothing => "Nothing is answered from memory.".to_owned(),
         (1, 1) => "The mirror is in service.".to_owned(),
         (0, 1) => "The mirror is out of service.".to_owned(),
         (n, all) if n == all => format!("All {all} mirrors are in service."),
@@ -118,7 +117,7 @@ fn heading(status: &Status) -> Markup {
     };
     html! {
         section #headline class={ "headline " (severity.as_str()) } {
-            p role="status" { strong { (verdict) "." } " " (mirrors) }
+            p role="status" { strong { (verdict) "." } @if nothing { " Nothing is answered from memory." } " " (mirrors) }
             p.quiet {
                 "rangecache " (status.version) " (commit " code { (status.commit) } ") on " b { (status.host) } " for "
                 @for (index, url) in status.client_urls.iter().enumerate() {
@@ -165,10 +164,9 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
-        Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
-        OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
+        Budget, CertificateStatus, ClientStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency,
+        MirrorStatus, OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
     use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};

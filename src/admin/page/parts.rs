@@ -110,6 +110,16 @@ pub(super) fn table(label: &str, titles: impl IntoIterator<Item = &'static str>,
     }
 }
 
+/// Item of a legend: the colour of `class`, its title, and a value, which may have an `id`.
+pub(super) fn key(class: &str, title: &str, id: Option<&str>, value: &str) -> Markup {
+    html! {
+        li {
+            span class={ "key " (class) } aria-hidden="true" {}
+            (title) " " b id=[id] { (value) }
+        }
+    }
+}
+
 /// Links to the sections.
 pub(super) fn links(sections: &[Section]) -> Markup {
     html! {

@@ -6,8 +6,7 @@ use maud::{Markup, html};
 
 use super::parts::{Section, table};
 use crate::admin::prefixes::PrefixStatus;
-use crate::admin::status::clients::ClientStatus;
-use crate::admin::status::model::{CodeStatus, Status};
+use crate::admin::status::model::{ClientStatus, CodeStatus, Status};
 use crate::diagnosis::format::{bytes, count, long, rate};
 
 /// Title of a column, and its cell in the row of an item.

@@ -1,12 +1,9 @@
 //! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a
 //! mirror or a read waits for.
 
-pub(super) mod certificates;
-pub(super) mod clients;
 pub(super) mod model;
 pub(super) mod reads;
 pub(super) mod samples;
-mod slowest;
 
 use std::time::SystemTime;
 
@@ -16,19 +13,21 @@ use super::handles::Handles;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::FlagOrigin;
-use certificates::certificates;
-use clients::ClientStatus;
 use model::{
-    AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status, StreamCount,
-    Unlisted, WatchStatus,
+    AdoptedStatus, ClientStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status,
+    StreamCount, Unlisted, WatchStatus,
 };
 use rangecache_base::memory;
+use rangecache_base::telemetry::clients::ClientFigures;
 use rangecache_base::telemetry::state_changes::StateChange;
 use rangecache_base::unix_time;
 use rangecache_mirror::metrics::ADOPTION_SOURCES;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};
 use samples::OpenWatches;
+
+/// Clients on the page.
+const CLIENTS_SHOWN: usize = 20;
 
 /// The current status.
 pub(super) fn collect(handles: &Handles) -> Status {
@@ -74,7 +73,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
             .map(ToString::to_string)
             .collect(),
         process: ProcessStatus::now(),
-        certificates: certificates(handles),
+        certificates: checks::certificates(handles),
         flags: flags(handles),
         ready: readiness::is_ready(handles),
         forward_all: handles.mirrors.forwards_all(),
@@ -84,14 +83,14 @@ pub(super) fn collect(handles: &Handles) -> Status {
             handles.upstream.state_changes(),
         ),
         reads,
-        slowest: slowest::list(&handles.telemetry.slowest.list(), &handles.mirrors),
+        slowest: reads::slowest(&handles.telemetry.slowest.list(), &handles.mirrors),
         mirrors,
         calls: reads::codes(&all),
         watches: watches(handles, counts.watches),
         prefixes: handles.prefixes.top(&handles.mirrors, &handles.metrics).to_vec(),
         clients: {
             let mut shown = clients(handles);
-            shown.truncate(clients::SHOWN);
+            shown.truncate(CLIENTS_SHOWN);
             shown
         },
         gates: checks::gates(handles),
@@ -123,7 +122,32 @@ fn flags(handles: &Handles) -> Vec<FlagStatus> {
 /// All clients, the most costly first.
 pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
     let figures = handles.telemetry.clients.figures();
-    figures.iter().map(clients::client).collect()
+    figures.iter().map(client).collect()
+}
+
+fn client(figures: &ClientFigures) -> ClientStatus {
+    ClientStatus {
+        kind: figures.name.kind().as_str(),
+        name: figures.name.as_str().to_owned(),
+        connections: figures.connections,
+        calls_in_flight: figures.in_flight,
+        watches: figures.watches,
+        calls_per_second: figures.rates.calls,
+        etcd_calls_per_second: figures.rates.from_etcd,
+        bytes_per_second: figures.rates.bytes,
+        cost: figures.rates.cost(),
+        calls: figures.calls,
+        lists: figures.lists,
+        from_memory: figures.from_memory,
+        from_etcd: figures.from_etcd,
+        refused: figures.refused,
+        received_bytes: figures.received_bytes,
+        sent_bytes: figures.sent_bytes,
+        user_agent: figures.agent.to_string(),
+        last_seen: figures
+            .last_seen
+            .map(|at| humantime::format_rfc3339_seconds(at).to_string()),
+    }
 }
 
 /// Changes of mirrors, flags and memory, and those of members, the newest first.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use super::clients::ClientStatus;
 use super::samples::{INTERVAL, OpenWatches, ReadCounts, ReadLatency, ReadSample};
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
@@ -66,7 +65,7 @@ pub(crate) struct Status {
     pub(crate) unlisted: Unlisted,
 }
 
-/// Facts that are told by findings alone.
+/// Facts that findings alone report.
 #[derive(Debug, Default)]
 pub(crate) struct Unlisted {
     pub(crate) draining: bool,
@@ -76,7 +75,7 @@ pub(crate) struct Unlisted {
     pub(crate) mixed_clusters: Vec<ClusterOfEndpoint>,
     /// No member has reported its version.
     pub(crate) version_unknown: bool,
-    /// What is wrong with rangecache's own user, or that it has none and needs one.
+    /// Problem of rangecache's own user, or that it has none and needs one.
     pub(crate) user: Option<Finding>,
     /// Neighbours that would be of no use to the next start.
     pub(crate) useless_neighbours: Vec<UselessNeighbour>,
@@ -85,7 +84,7 @@ pub(crate) struct Unlisted {
     pub(crate) panics: u64,
     /// Seconds that 99 of 100 reads from memory waited at most for their proof, in the last five minutes.
     pub(crate) proof_p99_seconds: Option<f64>,
-    /// What the exported series have shown over time.
+    /// Findings from what exported series have shown over time.
     pub(crate) symptoms: Vec<Finding>,
 }
 
@@ -288,6 +287,35 @@ pub(crate) struct Stretch {
     pub(crate) samples: usize,
 }
 
+/// Figures of one client. Counts are since the start, rates those of the last seconds.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClientStatus {
+    /// `certificate`, `user`, `address`, `unix`, or `others` for those beyond the bound on clients.
+    pub(crate) kind: &'static str,
+    pub(crate) name: String,
+    pub(crate) connections: u64,
+    pub(crate) calls_in_flight: u64,
+    /// Open Watch streams.
+    pub(crate) watches: u64,
+    pub(crate) calls_per_second: f64,
+    /// Calls that etcd answered.
+    pub(crate) etcd_calls_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    /// The figure that clients are sorted by, in bytes per second.
+    pub(crate) cost: f64,
+    pub(crate) calls: u64,
+    pub(crate) lists: u64,
+    pub(crate) from_memory: u64,
+    pub(crate) from_etcd: u64,
+    pub(crate) refused: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) sent_bytes: u64,
+    /// User agent of the newest connection.
+    pub(crate) user_agent: String,
+    /// Begin of the last call: UTC, RFC 3339.
+    pub(crate) last_seen: Option<String>,
+}
+
 /// State of an endpoint of etcd.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct EndpointStatus {
@@ -323,7 +351,7 @@ pub(crate) struct GateStatus {
     pub(crate) severity: Severity,
     pub(crate) state: String,
     pub(crate) meaning: &'static str,
-    /// What is to be done about it, if anything.
+    /// Finding about it, if anything is to be done.
     #[serde(skip)]
     pub(crate) finding: Option<Finding>,
 }
@@ -338,7 +366,7 @@ pub(crate) struct Budget {
     pub(crate) used: u64,
     pub(crate) limit: u64,
     pub(crate) ratio: f64,
-    /// Consequence of reaching the bound.
+    /// Consequence of reaching the bound, without its begin.
     #[serde(skip)]
     pub(crate) at_limit: &'static str,
     /// Ratio from which on an operator should act; none for a bound that is meant to be reached.
