@@ -408,7 +408,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .iter()
         .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
         .sum();
-    let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
+    let (large, small) = (metrics.proxy.slots.large(), metrics.proxy.slots.small());
     let first = [(
         "Memory of all mirrors".to_owned(),
         &bounds::CACHE_MAX_BYTES,

@@ -8,19 +8,18 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::error::SendError;
-use super::gate::Gate;
 use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
 use crate::proxy::response::ResponseBody;
 use etcd_wire::grpc::Method;
 use etcd_wire::grpc::metadata::is_grpc;
 use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
-use rangecache_edge::limits::CallBytes;
+use rangecache_edge::limits::{Gate, HeldBytes};
 use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, UpstreamBody};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
     /// the next endpoint is tried, until none is left or `--connect-timeout` has expired. `held` counts the bytes that
-    /// etcd may send before its flow control stops it. The call has a turn of `gate` until the first frame arrives.
+    /// etcd may send before its flow control stops it. The call has a slot of `gate` until the first frame arrives.
     ///
     /// # Errors
     /// [`SendError`]; or, within `Ok`, the reason for which no endpoint can serve the request as a stream.
@@ -28,10 +27,10 @@ impl Forward {
         &self,
         parts: &Parts,
         framed: &Bytes,
-        held: CallBytes,
+        held: HeldBytes,
         gate: Gate<'_>,
     ) -> Result<Result<Response<ResponseBody>, NoRangeStream>, SendError> {
-        let _turn = self.turn(ConnectionClass::Stream, Some(gate)).await?;
+        let _slot = self.slot(ConnectionClass::Stream, Some(gate)).await?;
         let body = RequestBody::Read(framed.clone());
         let mut attempts = Attempts::new(parts.clone(), body, Instant::now() + self.connect_timeout);
         loop {
@@ -63,7 +62,7 @@ impl Forward {
         }
     }
 
-    fn pass_stream_through(&self, stream: OpenedStream, held: CallBytes) -> Response<ResponseBody> {
+    fn pass_stream_through(&self, stream: OpenedStream, held: HeldBytes) -> Response<ResponseBody> {
         let is_grpc = is_grpc(&stream.head.headers);
         let body = self
             .forwarded_body(stream.body, Method::RangeStream, is_grpc, Some(stream.in_flight))

@@ -1,5 +1,6 @@
 //! Metrics of what is bounded: buffered bytes, turns, shares of clients.
 
+use super::wait::Exceeded;
 use rangecache_base::telemetry::metrics::{Counter, Gauge, Within, gauge, metric_group};
 
 /// Every kind of buffered bytes.
@@ -65,7 +66,7 @@ impl BufferKindMetrics {
 
 metric_group! {
     /// Calls that take turns to be sent to etcd.
-    pub struct TurnsMetrics {
+    pub struct SlotsMetrics {
         /// Large reads in flight to etcd
         ///
         /// Useful when: it stays at `--forward-max-large`
@@ -102,52 +103,71 @@ metric_group! {
     }
 }
 
-impl TurnsMetrics {
+impl SlotsMetrics {
     /// Large Ranges in flight to etcd, and those that wait for their turn or for an identical one.
     #[must_use]
-    pub fn large(&self) -> TurnMetrics {
-        TurnMetrics {
+    pub fn large(&self) -> SlotMetrics {
+        SlotMetrics {
             in_flight: self.large.clone(),
             waiting: self.large_waiting.clone(),
-            refused: Within::new(&self.refused, "large", []),
+            refused: Refusals::ByReason(Within::new(&self.refused, "large", [])),
         }
     }
 
     /// Small reads, streams and watches that etcd has not begun to answer, and those that wait for their turn.
     #[must_use]
-    pub fn small(&self) -> TurnMetrics {
-        TurnMetrics {
+    pub fn small(&self) -> SlotMetrics {
+        SlotMetrics {
             in_flight: self.small.clone(),
             waiting: self.small_waiting.clone(),
-            refused: Within::new(&self.refused, "small", []),
+            refused: Refusals::ByReason(Within::new(&self.refused, "small", [])),
         }
     }
 
     /// Reads for which memory looks at many entries, and those that wait for their turn.
     #[must_use]
-    pub fn scans(&self) -> TurnMetrics {
-        TurnMetrics {
+    pub fn scans(&self) -> SlotMetrics {
+        SlotMetrics {
             in_flight: self.scans.clone(),
             waiting: self.scans_waiting.clone(),
-            refused: Within::new(&self.refused, "scan", []),
+            refused: Refusals::ByReason(Within::new(&self.refused, "scan", [])),
         }
     }
 }
 
 /// Calls that take turns.
-#[derive(Clone, Debug)]
-pub struct TurnMetrics {
+#[derive(Clone, Debug, Default)]
+pub struct SlotMetrics {
     /// Calls in flight to etcd.
     pub in_flight: Gauge,
     /// Calls that wait.
     pub waiting: Gauge,
-    refused: Within<Counter>,
+    refused: Refusals,
 }
 
-impl TurnMetrics {
-    /// Counts a call that got no turn.
-    pub fn record_refused(&self, reason: &'static str) {
-        self.refused.of(reason).inc();
+/// Counters of calls without a slot.
+#[derive(Clone, Debug, Default)]
+enum Refusals {
+    #[default]
+    Nowhere,
+    ByReason(Within<Counter>),
+    /// Calls whose deadline has not expired.
+    ByRangecache(Counter),
+}
+
+impl SlotMetrics {
+    /// Counts a call that got no slot.
+    pub(super) fn record_refused(&self, cause: Exceeded) {
+        let reason = match cause {
+            Exceeded::Bytes | Exceeded::Waiting => "too_many_waiting",
+            Exceeded::Late => "late",
+            Exceeded::Deadline => "deadline",
+        };
+        match &self.refused {
+            Refusals::ByReason(refused) => _ = refused.of(reason).inc(),
+            Refusals::ByRangecache(refused) if cause != Exceeded::Deadline => _ = refused.inc(),
+            Refusals::ByRangecache(_) | Refusals::Nowhere => {}
+        }
     }
 }
 
@@ -165,9 +185,13 @@ metric_group! {
 }
 
 impl ShareMetrics {
-    /// Counts a call that exceeds the bound `limit`.
-    pub fn record_refused(&self, limit: &'static str) {
-        self.refused.of(limit).inc();
+    /// Calls that are costly for etcd.
+    #[must_use]
+    pub fn costly(&self) -> SlotMetrics {
+        SlotMetrics {
+            refused: Refusals::ByRangecache(self.refused.handle("costly")),
+            ..SlotMetrics::default()
+        }
     }
 }
 
