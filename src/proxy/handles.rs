@@ -286,7 +286,7 @@ impl Proxy {
                 }),
                 restarting("unread watches", || self
                     .responses
-                    .relieve_watches(&self.ledger, aborted)),
+                    .relieve_watches(|| self.ledger.is_waited_for(ByteKind::Watch), aborted)),
                 restarting("page series", || self.fallback.run()),
                 restarting("kept HTTP/1 connections", || self
                     .forward

@@ -13,24 +13,23 @@ use rangecache_mirror::fan_out::FanOutBounds;
 /// Interval at which what the fan-outs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Lists of events take up to the budget divided by this.
-const LISTS_DIVISOR: u64 = 4;
-
 /// Topics whose watchers are gone are kept, for clients that connect again, up to the budget divided by this.
 const UNUSED_DIVISOR: u64 = 16;
 
 /// Counts what the fan-outs of `mirrors` hold in `ledger`, and sets the gauges of it, until dropped.
 pub(super) async fn account(mirrors: &Mirrors, ledger: &Arc<BytesLedger>, metrics: &WatchMetrics) {
+    // All that is not for streams and watchers.
+    let max_list_bytes = ledger.max_bytes(ByteKind::Watch) - ledger.max_bytes(ByteKind::WatchStream);
     let mut topics = ledger.own_account().hold(ByteKind::Watch);
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let mut bytes = 0;
-        let of_mirror = ledger.max_bytes(ByteKind::Watch) / mirrors.all().count().max(1) as u64;
+        let count = mirrors.all().count().max(1) as u64;
         let bounds = FanOutBounds {
-            max_unused_bytes: of_mirror / UNUSED_DIVISOR,
-            max_list_bytes: of_mirror / LISTS_DIVISOR,
+            max_unused_bytes: ledger.max_bytes(ByteKind::Watch) / count / UNUSED_DIVISOR,
+            max_list_bytes: max_list_bytes / count,
         };
         for mirror in mirrors.all() {
             let held = mirrors.fan_out(mirror).map(|fan_out| {

@@ -35,7 +35,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -53,7 +52,7 @@ use rangecache_base::telemetry::Outcome;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_edge::limits::{ByteKind, BytesLedger, ClientAccount, Deadline, Gate, SlotPolicy, Slots};
 use rangecache_mirror::Mirrors;
-use rangecache_upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
+use rangecache_upstream::{ConnectionClass, NoRangeStream};
 use reason::StreamFallback;
 use shared_response::{NotShared, SharedResponse};
 use sharing::ShareScope;
@@ -292,10 +291,8 @@ impl Fallback {
             .forward
             .respond(read.parts, body, read.method, class, read.account, gate)
             .await;
-        match sent {
-            Ok(response) => Ok(response.map(|body| with_observer(body, observer))),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.map(|response| response.map(|body| with_observer(body, observer)))
+            .or_else(|error| error.into_result(content_type))
     }
 
     /// Forwards a Range or RangeStream that could not be decoded, like a small read.
@@ -317,10 +314,7 @@ impl Fallback {
         let sent = self
             .forward
             .respond(parts, body, method, class, account, Some(gate));
-        match sent.await {
-            Ok(response) => Ok(response),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.await.or_else(|error| error.into_result(content_type))
     }
 
     /// Access of `read` to the slots of small reads.
@@ -349,14 +343,8 @@ impl Fallback {
     ) -> CallResult {
         let no_stream = if read.query.may_page() {
             let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
-            let mut held = read.account.hold(ByteKind::Forwarded);
-            let latest = read.deadline.at_most(Instant::now() + self.forward.max_wait);
-            let window_bytes = ReceiveWindow::SHARED.stream.into();
-            if let Err(cause) = held.grow(window_bytes, latest).await {
-                return refuse(read, status_of(cause));
-            }
             let gate = self.gate(&read);
-            let opened = self.forward.open_stream(&read.parts, &read.framed, held, gate);
+            let opened = self.forward.open_stream(&read.parts, &read.framed, gate);
             match opened.await {
                 Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,

@@ -190,10 +190,7 @@ impl Forward {
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
         let sent = self.respond(parts, body, method, ConnectionClass::of(method), account, None);
-        match sent.await {
-            Ok(response) => Ok(response),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.await.or_else(|error| error.into_result(content_type))
     }
 
     /// Sends a call whose client is still sending `outgoing`, and refuses it if the message is not complete in time

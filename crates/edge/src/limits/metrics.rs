@@ -1,7 +1,7 @@
 //! Metrics of what is bounded: buffered bytes, turns, shares of clients.
 
 use super::wait::Exceeded;
-use rangecache_base::telemetry::metrics::{Counter, Gauge, Within, gauge, metric_group};
+use rangecache_base::telemetry::metrics::{Counter, Gauge, gauge, metric_group};
 
 /// Every kind of buffered bytes.
 const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];
@@ -107,30 +107,27 @@ impl SlotsMetrics {
     /// Large Ranges in flight to etcd, and those that wait for their turn or for an identical one.
     #[must_use]
     pub fn large(&self) -> SlotMetrics {
-        SlotMetrics {
-            in_flight: self.large.clone(),
-            waiting: self.large_waiting.clone(),
-            refused: Refusals::ByReason(Within::new(&self.refused, "large", [])),
-        }
+        self.of("large", &self.large, &self.large_waiting)
     }
 
     /// Small reads, streams and watches that etcd has not begun to answer, and those that wait for their turn.
     #[must_use]
     pub fn small(&self) -> SlotMetrics {
-        SlotMetrics {
-            in_flight: self.small.clone(),
-            waiting: self.small_waiting.clone(),
-            refused: Refusals::ByReason(Within::new(&self.refused, "small", [])),
-        }
+        self.of("small", &self.small, &self.small_waiting)
     }
 
     /// Reads for which memory looks at many entries, and those that wait for their turn.
     #[must_use]
     pub fn scans(&self) -> SlotMetrics {
+        self.of("scan", &self.scans, &self.scans_waiting)
+    }
+
+    fn of(&self, calls: &'static str, in_flight: &Gauge, waiting: &Gauge) -> SlotMetrics {
         SlotMetrics {
-            in_flight: self.scans.clone(),
-            waiting: self.scans_waiting.clone(),
-            refused: Refusals::ByReason(Within::new(&self.refused, "scan", [])),
+            in_flight: in_flight.clone(),
+            waiting: waiting.clone(),
+            refused: ["too_many_waiting", "late", "deadline"]
+                .map(|reason| self.refused.handle((calls, reason))),
         }
     }
 }
@@ -142,32 +139,19 @@ pub struct SlotMetrics {
     pub in_flight: Gauge,
     /// Calls that wait.
     pub waiting: Gauge,
-    refused: Refusals,
-}
-
-/// Counters of calls without a slot.
-#[derive(Clone, Debug, Default)]
-enum Refusals {
-    #[default]
-    Nowhere,
-    ByReason(Within<Counter>),
-    /// Calls whose deadline has not expired.
-    ByRangecache(Counter),
+    /// Calls without a slot: because too many waited, too late, and after their deadline.
+    refused: [Counter; 3],
 }
 
 impl SlotMetrics {
     /// Counts a call that got no slot.
     pub(super) fn record_refused(&self, cause: Exceeded) {
-        let reason = match cause {
-            Exceeded::Bytes | Exceeded::Waiting => "too_many_waiting",
-            Exceeded::Late => "late",
-            Exceeded::Deadline => "deadline",
+        let [waiting, late, deadline] = &self.refused;
+        match cause {
+            Exceeded::Bytes | Exceeded::Waiting => waiting.inc(),
+            Exceeded::Late => late.inc(),
+            Exceeded::Deadline => deadline.inc(),
         };
-        match &self.refused {
-            Refusals::ByReason(refused) => _ = refused.of(reason).inc(),
-            Refusals::ByRangecache(refused) if cause != Exceeded::Deadline => _ = refused.inc(),
-            Refusals::ByRangecache(_) | Refusals::Nowhere => {}
-        }
     }
 }
 
@@ -188,8 +172,10 @@ impl ShareMetrics {
     /// Calls that are costly for etcd.
     #[must_use]
     pub fn costly(&self) -> SlotMetrics {
+        let refused = self.refused.handle("costly");
         SlotMetrics {
-            refused: Refusals::ByRangecache(self.refused.handle("costly")),
+            // Those whose deadline has expired are not refused.
+            refused: [refused.clone(), refused, Counter::default()],
             ..SlotMetrics::default()
         }
     }

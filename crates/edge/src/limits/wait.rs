@@ -60,3 +60,26 @@ pub enum Exceeded {
     #[error("the deadline has expired")]
     Deadline,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_ends_at_its_bound_or_at_an_earlier_deadline_that_counts_from_the_arrival() {
+        let (arrived, second) = (Instant::now(), Duration::from_secs(1));
+        tokio::time::advance(second).await;
+        let (deadline, none) = (Deadline::after(arrived, Some(2 * second)), Deadline::NONE);
+        let latest = Instant::now() + 2 * second;
+        assert_eq!((none.at(), none.at_most(latest)), (None, latest));
+        assert_eq!(deadline.at_most(latest), arrived + 2 * second);
+        assert_eq!(deadline.at_most(arrived), arrived);
+        assert!(!deadline.has_expired() && !deadline.has_expired_for_client());
+        tokio::time::advance(second * 9 / 10).await;
+        assert!(!deadline.has_expired());
+        assert!(deadline.has_expired_for_client(), "its clock began earlier");
+        tokio::time::advance(second / 10).await;
+        assert!(deadline.has_expired(), "at the deadline");
+        assert!(!none.has_expired() && !none.has_expired_for_client());
+    }
+}
