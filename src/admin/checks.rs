@@ -461,7 +461,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .iter()
         .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
         .sum();
-    let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
+    let (large, small) = (metrics.proxy.slots.large(), metrics.proxy.slots.small());
     let histories = mirrors.iter().map(|mirror| {
         let name = format!("History of {}", mirror.name);
         (

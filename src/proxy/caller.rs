@@ -112,7 +112,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use rangecache_edge::limits::{BufferMetrics, CallBuffers};
+    use crate::proxy::call::testing::account;
 
     fn headers(token: Option<&'static str>) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -127,7 +127,7 @@ mod tests {
     fn callers(name: &ClientName, tokens: &[Option<&'static str>]) -> Vec<String> {
         let clients = ClientRegistry::default();
         clients.record_token(b"issued", "alice");
-        let account = CallBuffers::new(1 << 20, &BufferMetrics::default()).account(0, Arc::default());
+        let account = account(1 << 20);
         let caller = Caller::new(&clients, name);
         let name_of = |token: &Option<&'static str>| {
             let headers = headers(*token);

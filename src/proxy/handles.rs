@@ -4,27 +4,25 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::caller::Caller;
 use super::fallback::Fallback;
 use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
-use super::forward::{Forward, Gate, Http1Pool};
+use super::forward::{Forward, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
 use super::metrics::ProxyTelemetry;
-use super::watch_memory::{self, WatchBudgets};
+use super::watch_memory;
 use rangecache_base::flags::Live;
 use rangecache_base::panics::restarting;
 use rangecache_base::telemetry::clients::ClientName;
 use rangecache_base::telemetry::{Reason, Telemetry};
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::limits::{
-    Admission, Buffers, CallBuffers, CallBytes, CallKind, ClientAccount, CostlyCalls, Intake, LimitsConfig,
-    OpenConnections, Turns,
+    Admission, BufferMetrics, ByteKind, BytesLedger, ClientAccount, Deadline, Gate, HeldBytes, Intake,
+    LimitsConfig, OpenConnections, ShareMetrics, SlotMetrics, SlotPolicy, Slots,
 };
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::lineage::Auth;
@@ -35,12 +33,21 @@ const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
 /// Watch streams that may be handed over at once, in each direction: etcd reads the history of their watchers, and
 /// memory looks them up.
 const WATCH_HANDOVERS: usize = 64;
+/// Longest wait of a stream for its handover to etcd.
+const MAX_HANDOVER_WAIT: Duration = Duration::from_secs(60);
 
-/// Reads of many entries that may wait for their turn in memory.
+/// Calls of one client that are costly for etcd, and that it handles at once: a client that checks passwords or hashes the store
+/// without pause would otherwise take all of its CPUs. Others do not notice how many of them wait.
+const MAX_COSTLY: usize = 2;
+/// Costly calls of one client that may wait, and their longest wait.
+const MAX_WAITING_COSTLY: u32 = 256;
+const MAX_COSTLY_WAIT: Duration = Duration::from_secs(10);
+
+/// Reads of many entries that may wait for a slot in memory.
 const MAX_WAITING_SCANS: u32 = 1_024;
 
-/// Longest wait of a small read, or of a scan, without a deadline for its turn.
-const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait of a small read, or of a scan, without a deadline for its slot.
+const MAX_SLOT_WAIT: Duration = Duration::from_secs(30);
 
 /// State that all requests share: handles to the other rooms, and limits. [`handle`](super::handle) serves a request
 /// with it.
@@ -52,27 +59,25 @@ pub struct Proxy {
     pub(super) fallback: Arc<Fallback>,
     /// Flags of reads that are forwarded.
     flags: Live<ForwardConfig>,
-    /// Turns of reads for which memory looks at many entries.
-    pub(super) scans: Arc<Turns>,
+    /// Slots of reads for which memory looks at many entries.
+    pub(super) scans: Arc<Slots>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
     /// The answer to MemberList (`--advertise-client-urls`); `None` if etcd answers.
     pub(super) advertised: Option<AdvertisedMember>,
-    /// Buffered bytes of calls (`--buffer-max-bytes`).
-    call_buffers: Arc<CallBuffers>,
-    /// Calls that are costly for etcd.
-    pub(super) costly: CostlyCalls,
+    /// Bytes that are held for clients (`--buffer-max-bytes`, `--watch-max-bytes`).
+    pub(super) ledger: Arc<BytesLedger>,
+    /// Slots of calls that are costly for etcd.
+    pub(super) costly: Arc<Slots>,
     /// Time limit for a request message (`--request-timeout`).
     pub(super) request_timeout: Duration,
     /// Interval of progress notifications; `None` if every watch is forwarded.
     pub(super) watch_progress_interval: Option<Duration>,
-    /// Memory of watches from memory (`--watch-max-bytes`).
-    pub(super) watch_budgets: WatchBudgets,
-    /// Turns of watch streams that continue at etcd, until etcd has created their watchers.
-    pub(super) watch_handovers: Arc<Semaphore>,
-    /// Turns of watch streams that return to memory.
-    pub(super) watch_returns: Arc<Semaphore>,
+    /// Slots of watch streams that continue at etcd, until etcd has created their watchers.
+    pub(super) watch_handovers: Arc<Slots>,
+    /// Slots of watch streams that return to memory.
+    pub(super) watch_returns: Arc<Slots>,
 }
 
 /// Permissions of a listener's clients.
@@ -131,8 +136,8 @@ impl Client {
 
     /// Returns a holder, of 0 bytes, for the bytes of responses that the connection has accepted and not sent.
     #[must_use]
-    pub fn unsent(&self) -> CallBytes {
-        self.account.hold(CallKind::Sending)
+    pub fn unsent(&self) -> HeldBytes {
+        self.account.hold(ByteKind::Sending)
     }
 }
 
@@ -151,14 +156,10 @@ impl Proxy {
         reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail && !others_can()
     }
 
-    /// Access to the turns of scans for a call of the connection with this `account`.
-    pub(super) fn scan_gate<'a>(
-        &'a self,
-        account: &'a Arc<ClientAccount>,
-        deadline: Option<Instant>,
-    ) -> Gate<'a> {
+    /// Access to the slots of scans for a call of the connection with this `account`.
+    pub(super) fn scan_gate<'a>(&'a self, account: &'a Arc<ClientAccount>, deadline: Deadline) -> Gate<'a> {
         Gate {
-            turns: &self.scans,
+            slots: &self.scans,
             account,
             deadline,
         }
@@ -168,10 +169,10 @@ impl Proxy {
     pub fn reload(&self, limits: &LimitsConfig) {
         let forward = self.flags.load();
         self.admission.set_max_calls(limits.max_calls as usize);
-        let small = &self.forward.small_turns;
+        let small = &self.forward.small;
         small.set(forward.max_small as usize, forward.max_waiting);
         self.fallback
-            .set_turns(forward.max_large as usize, forward.max_waiting);
+            .set_slots(forward.max_large as usize, forward.max_waiting);
     }
 
     /// Creates a proxy that forwards to `upstream` and answers reads from `mirrors`. Tasks of calls are spawned on
@@ -188,10 +189,14 @@ impl Proxy {
         let ProxyFlags { watch, limits, .. } = flags;
         let forwarding = flags.forward.load();
         let open_connections = telemetry.metrics.group::<OpenConnections>();
-        let buffers = Buffers::new(flags.buffer_max_bytes, &telemetry.metrics);
-        let costly = CostlyCalls::new(telemetry.metrics.group());
+        let buffers = telemetry.metrics.group::<BufferMetrics>();
+        let costly = telemetry.metrics.group::<ShareMetrics>().costly();
         let telemetry = &Arc::new(ProxyTelemetry::new(telemetry));
         let metrics = &telemetry.metrics;
+        let (buffer_max_bytes, watches) = (flags.buffer_max_bytes, metrics.watches.budgets());
+        let ledger = BytesLedger::new(buffer_max_bytes, watch.max_bytes(), &buffers, watches);
+        let uncounted =
+            |max, max_wait| Slots::new(SlotPolicy::Any, max, u32::MAX, max_wait, SlotMetrics::default());
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
@@ -200,13 +205,14 @@ impl Proxy {
             connect_timeout: flags.connect_timeout,
             request_timeout: limits.request_timeout,
             max_wait: forwarding.stream_max_wait,
-            small_turns: Turns::new(
+            small: Slots::new(
+                SlotPolicy::Any,
                 forwarding.max_small as usize,
                 forwarding.max_waiting,
-                Some(MAX_TURN_WAIT),
-                metrics.turns.small(),
+                Some(MAX_SLOT_WAIT),
+                metrics.slots.small(),
             ),
-            http1_connections: Arc::new(Semaphore::new(limits.max_connections() as usize)),
+            http1_connections: uncounted(limits.max_connections() as usize, None),
             http1_pool: Arc::new(Http1Pool::new(limits.max_connections() as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
@@ -215,26 +221,32 @@ impl Proxy {
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             telemetry: Arc::clone(telemetry),
-            fallback: Fallback::new(&forwarding, &forward, mirrors, &buffers, metrics, tasks),
+            fallback: Fallback::new(&forwarding, &forward, mirrors, &ledger, metrics, tasks),
             forward,
             flags: flags.forward.clone(),
-            scans: Turns::new(
+            scans: Slots::new(
+                SlotPolicy::Any,
                 limits.worker_threads(),
                 MAX_WAITING_SCANS,
-                Some(MAX_TURN_WAIT),
-                metrics.turns.scans(),
+                Some(MAX_SLOT_WAIT),
+                metrics.slots.scans(),
             ),
             responses,
             admission: Admission::new(limits.max_calls as usize, tasks, &open_connections.open),
             browser: flags.listen.browser_rules(),
             advertised: AdvertisedMember::new(&flags.listen.advertise_client_urls),
-            call_buffers: buffers.calls,
-            costly,
+            ledger,
+            costly: Slots::new(
+                SlotPolicy::OfEachClient,
+                MAX_COSTLY,
+                MAX_WAITING_COSTLY,
+                Some(MAX_COSTLY_WAIT),
+                costly,
+            ),
             request_timeout: limits.request_timeout,
-            watch_handovers: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
-            watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
+            watch_handovers: uncounted(WATCH_HANDOVERS, Some(MAX_HANDOVER_WAIT)),
+            watch_returns: uncounted(WATCH_HANDOVERS, None),
             watch_progress_interval: watch.is_from_memory().then_some(watch.progress_notify_interval),
-            watch_budgets: WatchBudgets::new(watch.max_bytes(), &metrics.watches),
         })
     }
 
@@ -255,7 +267,7 @@ impl Proxy {
             proxy: Arc::clone(self),
             access,
             peer,
-            account: self.call_buffers.account(client, Arc::clone(intake)),
+            account: self.ledger.account(client, Arc::clone(intake)),
             caller,
         })
     }
@@ -270,15 +282,11 @@ impl Proxy {
                 restarting("idle responses", || self.responses.run(aborted)),
                 restarting("old views", || self.responses.relieve(&self.mirrors, aborted)),
                 restarting("watch memory", || {
-                    watch_memory::account(
-                        &self.mirrors,
-                        &self.watch_budgets,
-                        &self.telemetry.metrics.watches,
-                    )
+                    watch_memory::account(&self.mirrors, &self.ledger, &self.telemetry.metrics.watches)
                 }),
                 restarting("unread watches", || self
                     .responses
-                    .relieve_watches(&self.watch_budgets.all, aborted)),
+                    .relieve_watches(|| self.ledger.is_waited_for(ByteKind::Watch), aborted)),
                 restarting("page series", || self.fallback.run()),
                 restarting("kept HTTP/1 connections", || self
                     .forward
@@ -335,11 +343,14 @@ mod tests {
         scene.live.reload(&new, settings);
         proxy.reload(&scene.live.load().limits);
         assert!(proxy.admission.is_full());
-        let small = &proxy.forward.small_turns;
-        let only = small.acquire(account, None).await.unwrap();
-        assert!(small.acquire(account, None).await.is_err(), "none may wait");
+        let small = &proxy.forward.small;
+        let only = small.acquire(account, Deadline::NONE).await.unwrap();
+        assert!(
+            small.acquire(account, Deadline::NONE).await.is_err(),
+            "none may wait"
+        );
         drop(only);
-        assert!(small.acquire(account, None).await.is_ok());
+        assert!(small.acquire(account, Deadline::NONE).await.is_ok());
     }
 
     #[tokio::test]

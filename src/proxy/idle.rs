@@ -29,7 +29,6 @@ use super::metrics::AbortedResponses;
 use super::source::{BodySource, FrameBytes, Polled};
 use etcd_store::cache::Rope;
 use rangecache_base::telemetry::metrics::Source;
-use rangecache_edge::limits::ByteBudget;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::BoxError;
 
@@ -164,13 +163,13 @@ impl ResponseRegistry {
         }
     }
 
-    /// Aborts watches that are not read while other watches wait for room in `budget`, until the future is dropped.
-    pub(super) async fn relieve_watches(&self, budget: &ByteBudget, metrics: &AbortedResponses) {
+    /// Aborts watches that are not read while others wait for room, as `is_waited_for` says, until the future is dropped.
+    pub(super) async fn relieve_watches(&self, is_waited_for: impl Fn() -> bool, metrics: &AbortedResponses) {
         let mut ticks = tokio::time::interval(RELIEF_TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let aborted = self.abort_stalled_watches(|| budget.is_waited_for());
+            let aborted = self.abort_stalled_watches(&is_waited_for);
             metrics.record_given_up("watch_memory", aborted);
             if aborted > 0 {
                 tracing::warn!(

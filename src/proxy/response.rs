@@ -26,7 +26,7 @@ use etcd_store::cache::Rope;
 use etcd_wire::grpc::Status;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::metrics::Source;
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
+use rangecache_edge::limits::{ByteKind, Exceeded, HeldBytes};
 use rangecache_mirror::HeldView;
 use rangecache_upstream::BoxError;
 
@@ -58,7 +58,7 @@ enum BodyKind {
         data: Option<Bytes>,
         trailers: Option<HeaderMap>,
         /// Counts the data; `None` before the body is delivered, and after the data.
-        held: Option<CallBytes>,
+        held: Option<HeldBytes>,
     },
     Source(Box<dyn BodySource>),
     Delivered(Box<Delivery>),
@@ -68,9 +68,7 @@ enum BodyKind {
 #[derive(Debug)]
 struct Delivery {
     source: Arc<WatchedSource>,
-    /// Counts the call.
-    call: CallBytes,
-    /// Reports the call when this is dropped.
+    /// Counts the call, and reports it when this is dropped.
     record: CallRecord,
     /// Whether the response waits until other frames of its connection have been sent.
     waits: bool,
@@ -81,7 +79,7 @@ struct Delivery {
 #[derive(Debug)]
 pub struct Outbound {
     rope: Rope,
-    _held: Option<CallBytes>,
+    _held: Option<HeldBytes>,
     /// Counts the data if the source has a budget of its own.
     _own: Option<Box<HeldBytes>>,
     /// Records that the client reads.
@@ -105,24 +103,23 @@ impl ResponseBody {
     }
 
     /// Prepares the body for its client: its bytes count against the buffers of the connection, and it is aborted if
-    /// the client stops reading. `call` has counted the request, and `record` reports the call at the end of the body. With
+    /// the client stops reading. `record` has counted the request, and reports the call at the end of the body. With
     /// `is_read`, the data of a small response is refused if it does not fit: repeating a read changes nothing.
     ///
     /// # Errors
-    /// [`BudgetExceeded`] if the data is refused.
+    /// [`Exceeded::Bytes`] if the data is refused.
     pub(super) fn deliver(
         self,
-        mut call: CallBytes,
         mut record: CallRecord,
         responses: &ResponseRegistry,
         is_read: bool,
-    ) -> Result<ResponseBody, BudgetExceeded> {
+    ) -> Result<ResponseBody, Exceeded> {
         Ok(ResponseBody(match self.0 {
             BodyKind::Whole { data, trailers, .. } => {
                 let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 let bytes = CALL_BYTES + data_bytes;
-                let mut held = call.account().hold(CallKind::Sending);
-                call.shrink_to(0);
+                let mut held = record.bytes.account().hold(ByteKind::Sending);
+                record.bytes.shrink_to(0);
                 if !is_read || data_bytes <= SHORT_READ_BYTES {
                     held.force_grow(bytes);
                 } else if let Err(exceeded) = held.try_grow(bytes) {
@@ -137,11 +134,10 @@ impl ResponseBody {
                 }
             }
             BodyKind::Source(source) => {
-                call.shrink_to(CALL_BYTES + source.request_bytes());
+                record.bytes.shrink_to(CALL_BYTES + source.request_bytes());
                 record_source(&record, source.source());
                 BodyKind::Delivered(Box::new(Delivery {
                     source: responses.watch(source),
-                    call,
                     record,
                     waits: false,
                 }))
@@ -288,7 +284,7 @@ impl BodyKind {
 
 impl Delivery {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Outbound>, BoxError>>> {
-        let may_send = self.call.account().may_send(cx.waker());
+        let may_send = self.record.bytes.account().may_send(cx.waker());
         self.set_waits(!may_send);
         if !may_send {
             return Poll::Pending;
@@ -316,7 +312,7 @@ impl Delivery {
             frame.map_data(|rope| {
                 let (held, own) = match bytes {
                     FrameBytes::Connection => {
-                        let mut held = self.call.account().hold(CallKind::Sending);
+                        let mut held = self.record.bytes.account().hold(ByteKind::Sending);
                         held.force_grow(rope.remaining() as u64);
                         (Some(held), None)
                     }
@@ -337,7 +333,7 @@ impl Delivery {
     fn set_waits(&mut self, waits: bool) {
         if self.waits != waits {
             self.waits = waits;
-            let waiting = &self.call.account().sending_metrics().waiting;
+            let waiting = &self.record.bytes.account().sending_metrics().waiting;
             waiting.inc_by(if waits { 1 } else { -1 });
         }
     }
@@ -469,10 +465,9 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::proxy::call::testing::record;
+    use crate::proxy::call::testing::{account, record};
     use crate::proxy::idle::IDLE_TICKS;
-    use rangecache_edge::limits::CallBuffers;
-    use rangecache_edge::limits::{BufferKindMetrics, BufferMetrics};
+    use rangecache_edge::limits::BufferKindMetrics;
 
     /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]
@@ -544,10 +539,11 @@ mod tests {
         assert!(body.frame().await.is_none());
     }
 
-    fn call(max_bytes: u64) -> (CallBytes, BufferKindMetrics) {
-        let account = CallBuffers::new(max_bytes, &BufferMetrics::default()).account(0, Arc::default());
-        let metrics = account.sending_metrics().clone();
-        (account.hold(CallKind::Request), metrics)
+    /// The record of a call on a connection that may have so many bytes of calls, and the metrics of what is being sent.
+    fn call(max_bytes: u64) -> (CallRecord, BufferKindMetrics) {
+        let (account, mut record) = (account(2 * max_bytes), record());
+        record.bytes = account.hold(ByteKind::Request);
+        (record, account.sending_metrics().clone())
     }
 
     #[tokio::test]
@@ -555,7 +551,7 @@ mod tests {
         let responses = ResponseRegistry::default();
         let (call, sending) = call(1 << 20);
         let body = ResponseBody::from_source(Pieces(vec!["first", "second"]));
-        let mut body = body.deliver(call, record(), &responses, true).unwrap();
+        let mut body = body.deliver(call, &responses, true).unwrap();
         let mut first = body.frame().await.unwrap().unwrap().into_data().unwrap();
         let second = body.frame().await.unwrap().unwrap();
         assert_eq!(sending.used.get(), 11, "both frames wait in the connection");
@@ -571,7 +567,7 @@ mod tests {
         let responses = ResponseRegistry::default();
         let message = || ResponseBody::whole(Bytes::from_static(b"message"), HeaderMap::new());
         let (held, sending) = call(1 << 20);
-        let mut body = message().deliver(held, record(), &responses, true).unwrap();
+        let mut body = message().deliver(held, &responses, true).unwrap();
         let unread = sending.used.get();
         assert!(unread > 7, "{unread}");
         let frame = body.frame().await.unwrap().unwrap();
@@ -581,14 +577,14 @@ mod tests {
         assert_eq!(sending.used.get(), 0);
         let (full, _) = call(100);
         let longer = ResponseBody::whole(vec![0; 3 << 10].into(), HeaderMap::new());
-        assert!(longer.deliver(full, record(), &responses, true).is_err());
+        assert!(longer.deliver(full, &responses, true).is_err());
         let (full, _) = call(100);
         assert!(
-            message().deliver(full, record(), &responses, true).is_ok(),
+            message().deliver(full, &responses, true).is_ok(),
             "the call had room"
         );
         let (full, _) = call(100);
-        let written = message().deliver(full, record(), &responses, false);
+        let written = message().deliver(full, &responses, false);
         assert!(written.is_ok(), "the response to a write is kept");
     }
 
@@ -598,7 +594,7 @@ mod tests {
         let (call, _) = call(1 << 20);
         let turn = Arc::new(());
         let body = ResponseBody::from_source(Pieces(vec!["a", "b"])).holding(Arc::clone(&turn));
-        let mut body = body.deliver(call, record(), &responses, true).unwrap();
+        let mut body = body.deliver(call, &responses, true).unwrap();
         let _unwritten = body.frame().await.unwrap().unwrap();
         for _ in 0..IDLE_TICKS {
             assert_eq!(responses.abort_idle(), 0);

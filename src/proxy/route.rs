@@ -8,7 +8,6 @@ use http::header::DATE;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use httpdate::fmt_http_date;
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::call::{CallHead, CallRecord};
@@ -28,7 +27,7 @@ use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Source;
 use rangecache_base::unix_time::now_seconds;
 use rangecache_edge::browser::{is_of_a_browser, set_cors};
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, NoTurn};
+use rangecache_edge::limits::{ByteKind, Exceeded, Slot};
 use rangecache_upstream::BoxError;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` describes its connection. A panic fails this request
@@ -52,17 +51,17 @@ pub async fn handle(
         request.headers(),
     );
     let from = (&**caller.of_connection(), client.peer);
-    let mut record = CallRecord::begin(telemetry, of_client, from, (&head, &request), arrived);
-    let mut call = client.account.hold(CallKind::Request);
+    let counted = (of_client, client.account.hold(ByteKind::Request));
+    let mut record = CallRecord::begin(telemetry, counted, from, (&head, &request), arrived);
     let page = is_of_a_browser(&request, transport).then(|| origin_of(proxy, &request));
     if let Some(refused) = refuse(&client, &head, &request, transport, page.as_ref()) {
         record.record_refused(None, None);
-        return Ok(respond(&client, &head, refused, call, record));
+        return Ok(respond(&client, &head, refused, record));
     }
-    let response = match admit(proxy, &mut call, &head, &request, arrived).await {
+    let response = match admit(proxy, &mut record, &head, &request).await {
         Err((reason, status)) => shed(&head, &request, reason, &status, &mut record),
         Ok(costly) => {
-            let routed = route(&client, &head, request, &mut call, &mut record);
+            let routed = route(&client, &head, request, &mut record);
             let response = match caught(routed).await {
                 Ok(routed) => routed.inspect_err(|_| record.record_reset())?,
                 Err(_) => internal_error(head.is_http2),
@@ -73,7 +72,7 @@ pub async fn handle(
             }
         }
     };
-    let mut responded = respond(&client, &head, response, call, record);
+    let mut responded = respond(&client, &head, response, record);
     if head.is_http && head.is_http2 {
         set_date(responded.headers_mut());
     }
@@ -88,7 +87,6 @@ fn respond(
     client: &Arc<Client>,
     head: &CallHead,
     mut response: Response<ResponseBody>,
-    call: CallBytes,
     mut record: CallRecord,
 ) -> Response<ResponseBody> {
     let proxy = &client.proxy;
@@ -97,13 +95,13 @@ fn respond(
     record.begin_response(&mut response, mirror);
     let (mut parts, body) = response.into_parts();
     let is_read = head.is_http2 && head.method == Method::Range;
-    match body.deliver(call, record, &proxy.responses, is_read) {
+    match body.deliver(record, &proxy.responses, is_read) {
         Ok(body) if parts.status == StatusCode::SWITCHING_PROTOCOLS => {
             let body = upgraded(client, &mut parts, body);
             Response::from_parts(parts, body)
         }
         Ok(body) => Response::from_parts(parts, body),
-        Err(BudgetExceeded) => status_response(&Status::BufferBytes, grpc_content_type(&parts.headers)),
+        Err(_) => status_response(&Status::BufferBytes, grpc_content_type(&parts.headers)),
     }
 }
 
@@ -134,29 +132,24 @@ fn upgraded(client: &Arc<Client>, head: &mut http::response::Parts, body: Respon
 /// Why the call is refused.
 async fn admit(
     proxy: &Proxy,
-    call: &mut CallBytes,
+    record: &mut CallRecord,
     head: &CallHead,
     request: &Request<Incoming>,
-    arrived: Instant,
-) -> Result<Option<OwnedSemaphorePermit>, (Reason, Status)> {
+) -> Result<Option<Slot>, (Reason, Status)> {
     let head_bytes = head_bytes(request.uri(), &head.fields);
-    let admitted = call.admit(CALL_BYTES + head_bytes).await;
+    let admitted = record.bytes.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
-    let mut turn = None;
+    let mut slot = None;
     if is_costly_call(head.method, request.uri().path()) {
-        let deadline = head.fields.timeout().map(|timeout| arrived + timeout);
-        let begun = proxy.costly.begin(call.account().client(), deadline).await;
-        turn = Some(begun.map_err(|cause| {
-            call.account().delay_after_refusal();
-            match cause {
-                NoTurn::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
-                NoTurn::TooManyWaiting | NoTurn::Late => (Reason::TooManyCalls, Status::TooManyCalls),
-            }
+        let acquired = proxy.costly.acquire(record.bytes.account(), record.deadline());
+        slot = Some(acquired.await.map_err(|cause| match cause {
+            Exceeded::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
+            _ => (Reason::TooManyCalls, Status::TooManyCalls),
         })?);
     }
     match proxy.admission.is_full() {
         true => Err((Reason::TooManyCalls, Status::TooManyCalls)),
-        false => Ok(turn),
+        false => Ok(slot),
     }
 }
 
@@ -201,7 +194,6 @@ async fn route(
     client: &Arc<Client>,
     head: &CallHead,
     mut request: Request<Incoming>,
-    call: &mut CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
@@ -212,13 +204,13 @@ async fn route(
     let is_called = head.is_grpc_call && !head.is_http;
     match head.method {
         Method::Range if is_called => {
-            return serve::<Unary>(client, &head.fields, request, call, record).await;
+            return serve::<Unary>(client, &head.fields, request, record).await;
         }
         Method::RangeStream if is_called => {
-            return Box::pin(serve::<Streaming>(client, &head.fields, request, call, record)).await;
+            return Box::pin(serve::<Streaming>(client, &head.fields, request, record)).await;
         }
         Method::Json if head.is_http && is_json_range(&request) => {
-            return Box::pin(serve::<Json>(client, &head.fields, request, call, record)).await;
+            return Box::pin(serve::<Json>(client, &head.fields, request, record)).await;
         }
         Method::Watch => {
             record.set_watch();
@@ -241,11 +233,18 @@ async fn route(
         _ => {}
     }
     record.record_forwarded(request.headers_mut());
-    let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
+    let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, &client.account);
     if head.is_http {
         return Ok(Box::pin(forward_http1(forward, request, head.method, account)).await);
     }
-    let forwarding = forward_call(forward, mirrors, request, head.method, head.is_grpc_call, account);
+    let forwarding = forward_call(
+        forward,
+        mirrors,
+        request,
+        head.method,
+        head.is_grpc_call,
+        (account, record.deadline()),
+    );
     Box::pin(forwarding).await
 }
 

@@ -25,6 +25,7 @@ use rangecache_base::telemetry::metrics::{Code, Source};
 use rangecache_base::telemetry::outcome::{Failure, Kind};
 use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::{Deadline, HeldBytes};
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::Proof;
 use rangecache_mirror::lineage::HistoryId;
@@ -57,8 +58,10 @@ pub(in crate::proxy) struct CallRecord {
     read: Option<Kind>,
     /// Whether etcd is to answer a call that is no read, until the response begins.
     is_for_etcd: bool,
-    /// Timeout of the client.
-    timeout: Option<Duration>,
+    /// Bytes of the request, in the account of the client's connection.
+    pub(in crate::proxy) bytes: HeldBytes,
+    /// Until when the client waits.
+    deadline: Deadline,
     /// When the handler of a read began; of another call, when that arrived.
     begun: Instant,
     /// When the mirror was proven fresh enough for a read; `None` before.
@@ -91,19 +94,19 @@ pub(in crate::proxy) struct CallRecord {
 }
 
 impl CallRecord {
-    /// The record of a call of `client` with the head of `request`, which has `arrived` on a connection of the client
+    /// The record of a call of `client`, whose request is counted in `bytes`, with the head of `request`, which has `arrived` on a connection of the client
     /// `of_connection` at `peer`.
     pub(in crate::proxy) fn begin<B>(
         telemetry: &Arc<ProxyTelemetry>,
-        mut client: ClientCall,
+        (mut client, bytes): (ClientCall, HeldBytes),
         (of_connection, peer): (&ClientStats, Option<IpAddr>),
         (head, request): (&CallHead, &Request<B>),
         arrived: Instant,
     ) -> CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
-        let mut record = CallRecord::new(telemetry, client, arrived);
+        let mut record = CallRecord::new(telemetry, client, bytes, arrived);
         record.explains = head.fields.explains;
-        record.timeout = head.fields.timeout();
+        record.deadline = Deadline::after(arrived, head.fields.timeout());
         record.is_of_rangecache = head.fields.is_of_rangecache && head.is_http2 && head.fields.is_grpc();
         let access_log = &telemetry.access_log;
         if access_log.takes(request.headers()) {
@@ -124,7 +127,12 @@ impl CallRecord {
     }
 
     /// The record of a call that has `arrived`, and is neither logged nor traced.
-    pub(super) fn new(telemetry: &Arc<ProxyTelemetry>, client: ClientCall, arrived: Instant) -> CallRecord {
+    pub(super) fn new(
+        telemetry: &Arc<ProxyTelemetry>,
+        client: ClientCall,
+        bytes: HeldBytes,
+        arrived: Instant,
+    ) -> CallRecord {
         CallRecord {
             telemetry: Arc::clone(telemetry),
             client,
@@ -133,7 +141,8 @@ impl CallRecord {
             log_span: None,
             read: None,
             is_for_etcd: false,
-            timeout: None,
+            bytes,
+            deadline: Deadline::NONE,
             begun: arrived,
             proven: None,
             waited: false,
@@ -219,9 +228,9 @@ impl CallRecord {
         self.begun
     }
 
-    /// The deadline for the `timeout` in the client's metadata.
-    pub(in crate::proxy) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
-        timeout.map(|timeout| self.begun + timeout)
+    /// Until when the client waits.
+    pub(in crate::proxy) fn deadline(&self) -> Deadline {
+        self.deadline
     }
 
     /// Records what a read asks for.
@@ -522,11 +531,13 @@ impl CallRecord {
     /// The outcome of a read whose client has left, and hyper has dropped its future: what it was to be is none.
     fn outcome_without_response(&self) -> Outcome {
         match self.outcome {
-            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) if self.has_expired() => {
+            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_)
+                if self.deadline.has_expired_for_client() =>
+            {
                 Outcome::Failed(Failure::Deadline)
             }
             // Its proof is etcd's, too.
-            Outcome::Cancelled(_) if self.mirror.is_some() && self.has_expired() => {
+            Outcome::Cancelled(_) if self.mirror.is_some() && self.deadline.has_expired_for_client() => {
                 Outcome::Failed(Failure::Deadline)
             }
             Outcome::Streamed(reason) | Outcome::Forwarded(reason) | Outcome::Paged(reason) => {
@@ -534,12 +545,6 @@ impl CallRecord {
             }
             other => other,
         }
-    }
-
-    /// Whether the client's timeout has expired. Its clock began before this one, and its reset may be faster than the timer.
-    fn has_expired(&self) -> bool {
-        self.timeout
-            .is_some_and(|timeout| self.begun.elapsed() >= timeout - timeout / 10)
     }
 
     /// Records the end of a call whose client got no response in time, by the code that etcd counts then.
@@ -570,7 +575,7 @@ impl CallRecord {
 impl Drop for CallRecord {
     fn drop(&mut self) {
         let Some(kind) = self.read else {
-            if self.is_for_etcd && self.has_expired() {
+            if self.is_for_etcd && self.deadline.has_expired_for_client() {
                 self.end_expired();
                 self.record_outcome(Outcome::Failed(Failure::Deadline));
             }
@@ -665,7 +670,7 @@ mod tests {
         ] {
             let telemetry = telemetry();
             let mut record = record_in(&telemetry);
-            record.timeout = Some(second);
+            record.deadline = Deadline::after(Instant::now(), Some(second));
             record.begin_read(Kind::Unary);
             record.mirror = is_in_mirror.then_some(0);
             record.outcome = outcome;
@@ -679,7 +684,7 @@ mod tests {
     async fn call_that_etcd_has_not_answered_when_its_client_leaves_is_not_etcds() {
         let telemetry = telemetry();
         let mut record = record_in(&telemetry);
-        record.timeout = Some(Duration::from_secs(1));
+        record.deadline = Deadline::after(Instant::now(), Some(Duration::from_secs(1)));
         record.record_forwarded(&mut HeaderMap::new());
         tokio::time::advance(Duration::from_secs(1)).await;
         drop(record);

@@ -15,14 +15,13 @@
 //! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
 //! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
 //! | `too_large` | remembers lists that are too large to be held complete |
-//! | `reason`, `refused` | reasons for not using a stream; refusals |
+//! | `reason` | reasons for not using a stream |
 
 mod expiring_map;
 mod page_header;
 mod page_series;
 mod page_source;
 mod reason;
-mod refused;
 mod shared_response;
 mod sharing;
 mod single_flight;
@@ -33,38 +32,36 @@ mod unary_over_stream;
 pub(super) use page_series::PageAnswer;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
-use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::flags::ForwardConfig;
-use super::forward::{Forward, Gate, RequestBody, outcome_of};
+use super::forward::{Forward, RequestBody, outcome_of, status_of};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::proxy::metrics::ProxyMetrics;
 use etcd_store::cache::RangeQuery;
 use etcd_wire::grpc::head::shared_head;
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::method::RANGE;
-use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner};
+use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
 use page_series::{PageObserver, PageSeriesCache};
 use rangecache_base::telemetry::Outcome;
-use rangecache_edge::limits::{Buffers, ByteBudget, CallKind, ClientAccount, Turns};
+use rangecache_base::telemetry::outcome::Failure;
+use rangecache_edge::limits::{ByteKind, BytesLedger, ClientAccount, Deadline, Gate, SlotPolicy, Slots};
 use rangecache_mirror::Mirrors;
-use rangecache_upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
+use rangecache_upstream::{ConnectionClass, NoRangeStream};
 use reason::StreamFallback;
-use refused::Refused;
 use shared_response::{NotShared, SharedResponse};
 use sharing::ShareScope;
 use single_flight::{CallRole, Leader, SingleFlight};
-use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
+use stream_over_pages::{PageCalls, PageError, Pager};
 use too_large::TooLarge;
-use unary_over_stream::{Converted, UnaryOverStream};
+use unary_over_stream::{Converted, convert};
 
-/// Identical lists that share no response have the turns of large reads (`--forward-max-large`) divided by this.
+/// Identical lists that share no response have the slots of large reads (`--forward-max-large`) divided by this.
 const UNSHARED_DIVISOR: usize = 8;
 
 /// Result of a call that several reads share.
@@ -77,19 +74,12 @@ pub(super) struct Fallback {
     page_series: Arc<PageSeriesCache>,
     /// Calls in flight for large Ranges, by framed request.
     shared_calls: Arc<SingleFlight<SharedResult>>,
-    /// Budget of the responses that several reads share.
-    shared_bytes: Arc<ByteBudget>,
-    /// Budget of conversions.
-    converted_bytes: Arc<ByteBudget>,
-    /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
-    max_wait: Duration,
-    /// Turns of large reads (`--forward-max-large`).
-    turns: Arc<Turns>,
-    /// Turns of lists that share no response. Those that are too large to be held etcd encodes each as a whole, and all at
+    /// Slots of large reads (`--forward-max-large`).
+    large: Arc<Slots>,
+    /// Slots of lists that share no response. Those that are too large to be held etcd encodes each as a whole, and all at
     /// once would keep it from confirming anything for a quarter of a second; those whose shared call has failed would
     /// all be sent at once when etcd is least able to respond (F5).
-    unshared_turns: Arc<Turns>,
-    unary_over_stream: UnaryOverStream,
+    unshared: Arc<Slots>,
     too_large: TooLarge,
     metrics: ProxyMetrics,
     /// Joins the tasks that end a leadership.
@@ -107,8 +97,7 @@ pub(super) struct UpstreamRead<'a> {
     pub(super) metadata: &'a CallMetadata,
     /// Account of the client's connection.
     pub(super) account: &'a Arc<ClientAccount>,
-    /// Deadline set by the client.
-    pub(super) deadline: Option<Instant>,
+    pub(super) deadline: Deadline,
     /// Outcome for metrics; updated here if the read is streamed, paged or refused.
     pub(super) outcome: &'a mut Outcome,
 }
@@ -123,9 +112,9 @@ pub(super) enum Fetched {
 
 impl Fallback {
     /// Bounds large reads, and those that wait, from now on.
-    pub(super) fn set_turns(&self, max_large: usize, max_waiting: u32) {
-        self.turns.set(max_large, max_waiting);
-        self.unshared_turns
+    pub(super) fn set_slots(&self, max_large: usize, max_waiting: u32) {
+        self.large.set(max_large, max_waiting);
+        self.unshared
             .set(max_large.div_ceil(UNSHARED_DIVISOR), max_waiting);
     }
 
@@ -133,33 +122,27 @@ impl Fallback {
         flags: &ForwardConfig,
         forward: &Arc<Forward>,
         mirrors: &Arc<Mirrors>,
-        buffers: &Buffers,
+        ledger: &BytesLedger,
         metrics: &ProxyMetrics,
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
-        let max_wait = flags.stream_max_wait;
         let max_large = flags.max_large as usize;
-        let turns = |max_turns| {
-            let metrics = metrics.turns.large();
-            Turns::kept_by_clients(max_turns, flags.max_waiting, metrics)
+        let slots = |max| {
+            let metrics = metrics.slots.large();
+            Slots::new(SlotPolicy::Kept, max, flags.max_waiting, None, metrics)
         };
         Arc::new(Fallback {
             forward: Arc::clone(forward),
             page_series: PageSeriesCache::new(
                 flags.series_ttl,
-                buffers.series_max_bytes,
-                &buffers.series,
+                ledger.max_bytes(ByteKind::Series),
                 &forward.upstream,
                 mirrors,
                 metrics,
             ),
             shared_calls: SingleFlight::new(tasks),
-            shared_bytes: Arc::clone(&buffers.shared),
-            converted_bytes: Arc::clone(&buffers.converted),
-            max_wait,
-            turns: turns(max_large),
-            unshared_turns: turns(max_large.div_ceil(UNSHARED_DIVISOR)),
-            unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
+            large: slots(max_large),
+            unshared: slots(max_large.div_ceil(UNSHARED_DIVISOR)),
             too_large: TooLarge::new(),
             metrics: metrics.clone(),
             tasks: tasks.clone(),
@@ -205,35 +188,31 @@ impl Fallback {
                         }
                         Ok(shared.response(&read.metadata.content_type))
                     }
-                    Err(NotShared::Refused(refused)) => refuse(read, refused),
+                    Err(NotShared::Refused(status)) => refuse(read, status),
                     Err(NotShared::DoesNotFit { .. } | NotShared::OfTheCall) => {
-                        self.fetch_alone(read, scope, None, &self.unshared_turns).await
+                        self.fetch_alone(read, scope, None, &self.unshared).await
                     }
                 };
             }
         };
         let is_too_large = self.too_large.contains(&read.framed);
-        let turns = if is_too_large {
-            &self.unshared_turns
-        } else {
-            &self.turns
-        };
-        self.fetch_alone(read, scope, leader, turns).await
+        let slots = if is_too_large { &self.unshared } else { &self.large };
+        self.fetch_alone(read, scope, leader, slots).await
     }
 
-    /// Fetches a large Range by a call of its own, once `turns` has one for it.
+    /// Fetches a large Range by a call of its own, once `slots` has one for it.
     async fn fetch_alone(
         self: &Arc<Self>,
         read: UpstreamRead<'_>,
         scope: Option<ShareScope>,
         leader: Option<Leader<SharedResult>>,
-        turns: &Arc<Turns>,
+        slots: &Arc<Slots>,
     ) -> CallResult {
-        let turn = match turns.acquire(read.account, read.deadline).await {
-            Ok(turn) => turn,
-            Err(cause) => return refuse(read, cause.into()),
+        let slot = match slots.acquire(read.account, read.deadline).await {
+            Ok(slot) => slot,
+            Err(cause) => return refuse(read, status_of(cause)),
         };
-        // 5. One RangeStream. The response is complete here and etcd has nothing left to do, so that the turn and the
+        // 5. One RangeStream. The response is complete here and etcd has nothing left to do, so that the slot and the
         // leadership end before the client reads.
         if let Some(converted) = self
             .convert(
@@ -245,7 +224,7 @@ impl Fallback {
             )
             .await
         {
-            drop((turn, leader));
+            drop((slot, leader));
             *read.outcome = read.outcome.streamed();
             return Ok(converted.into_response());
         }
@@ -254,12 +233,12 @@ impl Fallback {
         let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
         let result = self.forward(read, ConnectionClass::Stream, observer, None).await;
         let leader = leader.map(|leader| self.lead_for_a_while(leader));
-        result.map(|response| response.map(|body| body.holding((turn, leader))))
+        result.map(|response| response.map(|body| body.holding((slot, leader))))
     }
 
     /// Keeps the leadership until the returned guard is dropped, at most for the time that a read waits for buffers.
     fn lead_for_a_while(&self, leader: Leader<SharedResult>) -> DropGuard {
-        let (ended, max_wait) = (CancellationToken::new(), self.max_wait);
+        let (ended, max_wait) = (CancellationToken::new(), self.forward.max_wait);
         let waiting = ended.clone();
         self.tasks.spawn(async move {
             waiting.run_until_cancelled(tokio::time::sleep(max_wait)).await;
@@ -286,8 +265,8 @@ impl Fallback {
         Some(page)
     }
 
-    /// Forwards the call unchanged when it has a turn of the small reads, which ends when the response begins: a client
-    /// that does not read it keeps no turn.
+    /// Forwards the call unchanged when it has a slot of the small reads, which ends when the response begins: a client
+    /// that does not read it keeps no slot.
     async fn forward_small(
         &self,
         read: UpstreamRead<'_>,
@@ -312,10 +291,8 @@ impl Fallback {
             .forward
             .respond(read.parts, body, read.method, class, read.account, gate)
             .await;
-        match sent {
-            Ok(response) => Ok(response.map(|body| with_observer(body, observer))),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.map(|response| response.map(|body| with_observer(body, observer)))
+            .or_else(|error| error.into_result(content_type))
     }
 
     /// Forwards a Range or RangeStream that could not be decoded, like a small read.
@@ -325,27 +302,25 @@ impl Fallback {
         framed: Bytes,
         method: Method,
         account: &Arc<ClientAccount>,
+        deadline: Deadline,
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
         let gate = Gate {
-            turns: &self.forward.small_turns,
+            slots: &self.forward.small,
             account,
-            deadline: None,
+            deadline,
         };
         let (body, class) = (RequestBody::Read(framed), ConnectionClass::of(method));
         let sent = self
             .forward
             .respond(parts, body, method, class, account, Some(gate));
-        match sent.await {
-            Ok(response) => Ok(response),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.await.or_else(|error| error.into_result(content_type))
     }
 
-    /// Access of `read` to the turns of small reads.
+    /// Access of `read` to the slots of small reads.
     fn gate<'a>(&'a self, read: &UpstreamRead<'a>) -> Gate<'a> {
         Gate {
-            turns: &self.forward.small_turns,
+            slots: &self.forward.small,
             account: read.account,
             deadline: read.deadline,
         }
@@ -368,17 +343,8 @@ impl Fallback {
     ) -> CallResult {
         let no_stream = if read.query.may_page() {
             let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
-            let mut held = read.account.hold(CallKind::Forwarded);
-            let window_bytes = ReceiveWindow::SHARED.stream.into();
-            if held
-                .grow(window_bytes, self.wait_deadline(read.deadline))
-                .await
-                .is_err()
-            {
-                return refuse(read, Refused::buffer_bytes());
-            }
             let gate = self.gate(&read);
-            let opened = self.forward.open_stream(&read.parts, &read.framed, held, gate);
+            let opened = self.forward.open_stream(&read.parts, &read.framed, gate);
             match opened.await {
                 Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
@@ -394,14 +360,9 @@ impl Fallback {
             *read.outcome = Outcome::Paged(reason);
         }
         let content_type = read.metadata.content_type.clone();
-        let buffers = PageBuffers {
-            budget: Arc::clone(&self.converted_bytes),
-            max_wait: self.max_wait,
-        };
-        let calls = PageCalls::new(&self.forward, &self.turns, buffers, &read.parts, read.account);
+        let calls = PageCalls::new(&self.forward, &self.large, &read.parts, read.account);
         match Pager::new(calls, read.query, read.deadline).start().await {
             Ok(stream) => Ok(ResponseBody::from_source(stream).into_response(content_type)),
-            Err(PageError::Refused(refused)) => refuse(read, refused),
             Err(PageError::Etcd(status)) => {
                 let mut response = ResponseBody::empty().into_response(content_type);
                 response.headers_mut().extend(status);
@@ -415,12 +376,6 @@ impl Fallback {
                 Ok(status_response(&status, content_type))
             }
         }
-    }
-
-    /// Time until which a read may wait for buffered bytes.
-    fn wait_deadline(&self, of_caller: Option<Instant>) -> Instant {
-        let deadline = Instant::now() + self.max_wait;
-        of_caller.map_or(deadline, |of_caller| of_caller.min(deadline))
     }
 
     /// Returns whether a large Range leads or joins; `None` if its response may not be shared.
@@ -443,9 +398,9 @@ impl Fallback {
 
     /// Waits for the shared call and returns its response.
     async fn wait_for_shared_call(&self, join: single_flight::JoinedCall<SharedResult>) -> SharedResult {
-        // Counted like a read that waits for a turn: one bound covers both.
-        let _waiting = self.turns.count_waiting()?;
-        let cancelled = || Refused::shared_call(etcd_wire::grpc::Status::SharedCallCancelled);
+        // Counted like a read that waits for a slot: one bound covers both.
+        let _waiting = self.large.count_waiting()?;
+        let cancelled = || NotShared::Refused(Status::SharedCallCancelled);
         let shared = join.wait().await.ok_or_else(cancelled)??;
         self.metrics.forwarding.joined.inc();
         Ok(shared)
@@ -457,9 +412,9 @@ impl Fallback {
         parts: Parts,
         framed: Bytes,
         query: &RangeQuery,
-        account: &ClientAccount,
+        account: &Arc<ClientAccount>,
     ) -> SharedResult {
-        let _turn = self.turns.acquire(account, None).await?;
+        let _slot = self.large.acquire(account, Deadline::NONE).await?;
         if let Some(converted) = self
             .convert(&parts, &framed, query, Some(&ShareScope::Everyone), account)
             .await
@@ -471,8 +426,7 @@ impl Fallback {
         }
         let body = RequestBody::Read(framed.clone());
         let sent = self.forward.send(parts, body, ConnectionClass::Stream).await;
-        let (cluster_state, client) = (&self.forward.cluster_state, account.client());
-        let collected = SharedResponse::collect(sent?, cluster_state, &self.shared_bytes, client).await;
+        let collected = SharedResponse::collect(sent?, &self.forward.cluster_state, account).await;
         if let Err(NotShared::DoesNotFit { is_too_large: true }) = collected {
             self.too_large.add(&framed);
         }
@@ -486,7 +440,7 @@ impl Fallback {
         framed: &Bytes,
         query: &RangeQuery,
         scope: Option<&ShareScope>,
-        account: &ClientAccount,
+        account: &Arc<ClientAccount>,
     ) -> Option<Converted> {
         // Only of etcd is it known that both return the same.
         if !query.is_streamable() || self.forward.upstream.is_emulation() {
@@ -500,10 +454,7 @@ impl Fallback {
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
         let begin = self.page_series.begin_list();
-        let converting = self
-            .unary_over_stream
-            .convert(&self.forward, parts, query, account.client());
-        let converted = match converting.await {
+        let converted = match convert(&self.forward, parts, query, account).await {
             Ok(converted) => converted,
             Err(reason) => {
                 tracing::debug!(%reason, "a large Range could not be served by a RangeStream; the call is forwarded");
@@ -534,11 +485,9 @@ fn with_observer(body: ResponseBody, observer: Option<PageObserver>) -> Response
     }
 }
 
-/// Responds with the status of a refusal, and sets the read's outcome.
-fn refuse(read: UpstreamRead<'_>, refused: Refused) -> CallResult {
-    *read.outcome = refused.outcome;
-    Ok(status_response(
-        &refused.status,
-        read.metadata.content_type.clone(),
-    ))
+/// Ends a read with this status of rangecache, and sets its outcome.
+fn refuse(read: UpstreamRead<'_>, status: Status) -> CallResult {
+    *read.outcome = outcome_of(&status).unwrap_or(Outcome::Failed(Failure::SharedCall));
+    let content_type = read.metadata.content_type.clone();
+    Ok(status_response(&status, content_type))
 }

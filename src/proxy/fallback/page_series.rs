@@ -32,7 +32,6 @@ use super::page_source::{CHUNK_TIMEOUT, PageSource};
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
 use super::unary_over_stream::stream_request;
-use crate::proxy::forward::Gate;
 use crate::proxy::metrics::ProxyMetrics;
 use crate::proxy::response::Observer;
 use etcd_store::cache::{RangeQuery, ResponseHeader, Rope, Selection};
@@ -43,7 +42,7 @@ use etcd_wire::grpc::head::shared_metadata;
 use etcd_wire::grpc::status::is_ok;
 use etcd_wire::grpc::{RangeResponseScanner, ResponseSummary};
 use rangecache_base::telemetry::metrics::gauge;
-use rangecache_edge::limits::{ByteBudget, HeldBytes};
+use rangecache_edge::limits::{ByteKind, Gate, HeldBytes};
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
@@ -82,8 +81,6 @@ struct Series {
 #[derive(Debug)]
 pub(super) struct PageSeriesCache {
     series: ExpiringMap<SeriesKey, Series>,
-    /// Budget of open streams and their buffered entries, a share of `--buffer-max-bytes`.
-    budget: Arc<ByteBudget>,
     upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
     metrics: ProxyMetrics,
@@ -104,7 +101,7 @@ struct PageRequest<'a> {
     scope: &'a ShareScope,
     /// Headers of the client's request, with its credentials.
     headers: &'a HeaderMap,
-    /// Turns of the streams that are opened.
+    /// Slots of the streams that are opened.
     gate: Gate<'a>,
 }
 
@@ -180,19 +177,16 @@ impl Series {
 }
 
 impl PageSeriesCache {
-    /// Creates an empty cache whose series expire after `ttl` (`--series-ttl`). Their streams use `budget`, whose
-    /// bound is `max_bytes`.
+    /// Creates an empty cache whose series expire after `ttl` (`--series-ttl`), and have at most `max_bytes`.
     pub(super) fn new(
         ttl: Duration,
         max_bytes: u64,
-        budget: &Arc<ByteBudget>,
         upstream: &Arc<Upstream>,
         mirrors: &Arc<Mirrors>,
         metrics: &ProxyMetrics,
     ) -> Arc<PageSeriesCache> {
         Arc::new(PageSeriesCache {
             series: ExpiringMap::new(ttl, max_bytes),
-            budget: Arc::clone(budget),
             upstream: Arc::clone(upstream),
             mirrors: Arc::clone(mirrors),
             metrics: metrics.clone(),
@@ -215,7 +209,7 @@ impl PageSeriesCache {
     }
 
     /// Returns the page that `query` requests, if the series that precedes it is stored for the same `scope`; `None`
-    /// if the page must be forwarded. `headers` are those of the client's request; a stream that is opened has a turn of
+    /// if the page must be forwarded. `headers` are those of the client's request; a stream that is opened has a slot of
     /// `gate` until it begins.
     pub(super) async fn next_page(
         &self,
@@ -358,12 +352,10 @@ impl PageSeriesCache {
 
     /// Opens a stream of the remaining `keys`, the requested page included.
     async fn open_stream(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
-        let mut held = self.budget.hold_for(request.gate.account.client());
-        if held.try_grow(ReceiveWindow::SHARED.stream.into()).is_err() {
-            held.record_refusal();
-            return Err(StreamFallback::Budget);
-        }
-        let _turn = request.gate.acquire().await.map_err(|_| StreamFallback::Busy)?;
+        let mut held = request.gate.account.hold(ByteKind::Series);
+        held.try_grow(ReceiveWindow::SHARED.stream.into())
+            .map_err(|_| StreamFallback::Budget)?;
+        let _slot = request.gate.acquire().await.map_err(|_| StreamFallback::Busy)?;
         let connection = self
             .upstream
             .streaming(Instant::now())

@@ -103,10 +103,9 @@ impl PageSource {
         }
         for key_value in &response.kvs {
             let entry = Entry::from_key_value(key_value).map_err(|_| StreamFallback::Malformed)?;
-            if self.held.try_grow(cost_bytes(&entry)).is_err() {
-                self.held.record_refusal();
-                return Err(StreamFallback::Budget);
-            }
+            self.held
+                .try_grow(cost_bytes(&entry))
+                .map_err(|_| StreamFallback::Budget)?;
             self.ready.push_back(entry);
         }
         Ok(())
@@ -124,12 +123,11 @@ mod tests {
 
     use bytes::Bytes;
     use futures_util::stream;
-    use rangecache_base::telemetry::metrics::Gauge;
 
     use super::*;
+    use crate::proxy::call::testing::account;
     use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
-    use rangecache_edge::limits::BufferKindMetrics;
-    use rangecache_edge::limits::ByteBudget;
+    use rangecache_edge::limits::{ByteKind, ClientAccount};
     use rangecache_mirror::view::Pinned;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;
@@ -150,10 +148,10 @@ mod tests {
         })
     }
 
-    fn source_within(messages: Messages, keys: u64, max_bytes: u64) -> (PageSource, Gauge) {
-        let metrics = BufferKindMetrics::default();
-        let gauge = metrics.used.clone();
-        let held = ByteBudget::first_come(max_bytes, metrics).hold();
+    /// A source with seven eighths of `max_bytes`, as every client has, and the account in which it counts.
+    fn source_within(messages: Messages, keys: u64, max_bytes: u64) -> (PageSource, Arc<ClientAccount>) {
+        let account = account(8 * max_bytes);
+        let held = account.hold(ByteKind::Series);
         let reading = Arc::new(Pinned::default()).read_at(7);
         // etcd sends the messages, and then stalls.
         let stream = stream::iter(messages).chain(stream::pending());
@@ -165,8 +163,12 @@ mod tests {
                 reading,
                 (Instant::now(), Instant::now()),
             ),
-            gauge,
+            account,
         )
+    }
+
+    fn used(account: &ClientAccount) -> u64 {
+        account.ledger().used_bytes(ByteKind::Series)
     }
 
     fn source(messages: Messages, keys: u64) -> PageSource {
@@ -180,20 +182,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn page_spans_several_chunks() {
         let messages = vec![chunk(b"abc", None), chunk(b"d", None), chunk(b"ef", Some(6))];
-        let (mut source, gauge) = source_within(messages, 6, 1 << 20);
+        let (mut source, account) = source_within(messages, 6, 1 << 20);
         let (page, first_held) = source.next_page(2).await.unwrap();
         assert_eq!(keys(&page), [b"a", b"b"]);
         let per_entry = first_held.bytes() / 2;
-        assert_eq!(
-            gauge.get(),
-            3 * per_entry.cast_signed(),
-            "only one chunk was received"
-        );
+        assert_eq!(used(&account), 3 * per_entry, "only one chunk was received");
         let (page, _held) = source.next_page(4).await.unwrap();
         assert_eq!(keys(&page), [b"c", b"d", b"e", b"f"]);
         drop(source);
         drop((first_held, _held));
-        assert_eq!(gauge.get(), 0);
+        assert_eq!(used(&account), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -221,9 +219,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn entries_beyond_the_budget_are_refused() {
-        let (mut source, gauge) = source_within(vec![chunk(b"abc", Some(3))], 3, 2 * (64 + 6));
+        let (mut source, account) = source_within(vec![chunk(b"abc", Some(3))], 3, 160);
         assert_eq!(source.next_page(3).await.unwrap_err(), StreamFallback::Budget);
         drop(source);
-        assert_eq!(gauge.get(), 0);
+        assert_eq!(used(&account), 0);
     }
 }

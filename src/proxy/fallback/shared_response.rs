@@ -8,14 +8,12 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use http_body::Frame;
 
-use super::refused::Refused;
-use super::too_large::is_too_large;
 use super::unary_over_stream::Converted;
-use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
+use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse, status_of};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use etcd_wire::grpc::Method;
 use etcd_wire::grpc::status::GRPC_STATUS;
-use rangecache_edge::limits::{ByteBudget, HeldBytes};
+use etcd_wire::grpc::{Method, Status};
+use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 use rangecache_mirror::lineage::ClusterState;
 
 /// Codes that etcd, or a proxy before it, has for what all of the reads ask, or for its own state: `Ok`, `DeadlineExceeded` (a
@@ -25,8 +23,8 @@ const CODES_FOR_ALL: [&[u8]; 5] = [b"0", b"4", b"8", b"11", b"14"];
 /// Why identical reads have no response in common.
 #[derive(Clone, Debug)]
 pub(super) enum NotShared {
-    /// None of them is served.
-    Refused(Refused),
+    /// None of them is served, but ends with this status.
+    Refused(Status),
     /// Its bytes do not fit: each read is served by a call of its own.
     DoesNotFit {
         /// They would not fit either if others needed less.
@@ -36,9 +34,9 @@ pub(super) enum NotShared {
     OfTheCall,
 }
 
-impl<R: Into<Refused>> From<R> for NotShared {
-    fn from(refused: R) -> NotShared {
-        NotShared::Refused(refused.into())
+impl From<Exceeded> for NotShared {
+    fn from(cause: Exceeded) -> NotShared {
+        NotShared::Refused(status_of(cause))
     }
 }
 
@@ -57,7 +55,7 @@ impl From<SendError> for NotShared {
     fn from(error: SendError) -> NotShared {
         match error {
             SendError::Reset(_) => NotShared::OfTheCall,
-            error => NotShared::Refused(Refused::shared_call(error.status())),
+            error => NotShared::Refused(error.status()),
         }
     }
 }
@@ -75,15 +73,14 @@ impl From<Converted> for SharedResponse {
 }
 
 impl SharedResponse {
-    /// Reads etcd's whole response to a Range into memory, for the client with this number and others.
+    /// Reads etcd's whole response to a Range into memory, for the client of this `account` and others.
     ///
     /// # Errors
-    /// [`NotShared`] if the connection is lost or `budget` is used up, or has no more for this client.
+    /// [`NotShared`] if the connection is lost, or there is no room for the response.
     pub(super) async fn collect(
         upstream_response: UpstreamResponse,
         cluster_state: &ClusterState,
-        budget: &Arc<ByteBudget>,
-        client: u64,
+        account: &Arc<ClientAccount>,
     ) -> Result<SharedResponse, NotShared> {
         let UpstreamResponse {
             response,
@@ -93,13 +90,12 @@ impl SharedResponse {
         // A response that is merged from pieces has a length of its own.
         head.headers.remove(CONTENT_LENGTH);
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
-        let mut held = budget.hold_for(client);
+        let mut held = account.hold(ByteKind::Shared);
         let mut pieces = Vec::new();
         while let Some(data) = reader.data().await.map_err(SendError::of_connection)? {
             let bytes = data.len() as u64;
             if held.try_grow(bytes).is_err() {
-                held.record_refusal();
-                let is_too_large = is_too_large(held.bytes() + bytes, budget);
+                let is_too_large = held.is_most(held.bytes() + bytes);
                 return Err(NotShared::DoesNotFit { is_too_large });
             }
             pieces.push(data);
@@ -172,15 +168,14 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::proxy::call::testing::account;
     use etcd_wire::grpc::status::ok_trailers;
-    use rangecache_edge::limits::BufferKindMetrics;
 
     #[tokio::test]
     async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {
-        let metrics = BufferKindMetrics::default();
-        let gauge = metrics.used.clone();
-        let budget = ByteBudget::first_come(100, metrics);
-        let mut held = budget.hold();
+        let account = account(800);
+        let used = || account.ledger().used_bytes(ByteKind::Shared);
+        let mut held = account.hold(ByteKind::Shared);
         held.try_grow(6).unwrap();
         let shared = SharedResponse {
             head: Response::new(()).into_parts().0,
@@ -194,13 +189,13 @@ mod tests {
         let responses = types.map(|of| (of, shared.response(&HeaderValue::from_static(of))));
         drop(shared);
         for (content_type, response) in responses {
-            assert_eq!(gauge.get(), 6);
+            assert_eq!(used(), 6);
             assert_eq!(response.headers()["content-type"], content_type);
             let body = response.into_body().collect().await.unwrap();
             assert_eq!(body.trailers(), Some(&ok_trailers()));
             assert_eq!(body.to_bytes(), "onetwo");
         }
-        assert_eq!(gauge.get(), 0);
+        assert_eq!(used(), 0);
     }
 
     #[test]
@@ -229,7 +224,7 @@ mod tests {
                     pieces: Vec::new(),
                     trailers: is_trailer.then(|| fields.clone()),
                     is_streamed: false,
-                    _held: ByteBudget::first_come(100, BufferKindMetrics::default()).hold(),
+                    _held: account(800).hold(ByteKind::Shared),
                 };
                 assert_eq!(shared.for_all().is_ok(), is_for_all, "{http_status}, {code:?}");
             }

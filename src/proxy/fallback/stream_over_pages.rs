@@ -2,7 +2,7 @@
 //! revision, split into chunks.
 //!
 //! A page is requested when the client has read the previous one, so that a stream buffers at most one page. Each
-//! request needs a turn, like a large Range. When the client cancels, the body is dropped, and the page in flight is
+//! request needs a slot, like a large Range. When the client cancels, the body is dropped, and the page in flight is
 //! cancelled.
 
 use std::collections::VecDeque;
@@ -20,8 +20,7 @@ use http_body::Frame;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::refused::Refused;
-use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
+use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse, status_of};
 use crate::proxy::response::{BodySource, Polled};
 use etcd_store::cache::{ChunkSize, Entry, RangeQuery};
 use etcd_store::keyspace::successor;
@@ -32,7 +31,7 @@ use etcd_wire::grpc::head::{head_bytes, kept_head};
 use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use etcd_wire::grpc::{Method, Status};
-use rangecache_edge::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
+use rangecache_edge::limits::{ByteKind, ClientAccount, Deadline, HeldBytes, Slots};
 use rangecache_upstream::{BoxError, ConnectionClass, first_page_limit, page_limit};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
@@ -51,8 +50,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Failure to get a page, which ends the stream.
 #[derive(Debug)]
 pub(super) enum PageError {
-    /// A bound on large reads was reached.
-    Refused(Refused),
     /// etcd returned this status (headers or trailers).
     Etcd(HeaderMap),
     /// etcd reset the HTTP/2 stream.
@@ -65,7 +62,6 @@ impl PageError {
     /// Trailers that end a stream whose headers have been sent.
     fn trailers(self) -> HeaderMap {
         match self {
-            PageError::Refused(refused) => refused.status.trailers(),
             PageError::Etcd(status) => status,
             PageError::Reset(error) => SendError::Reset(error).status().trailers(),
             PageError::Local(status) => status.trailers(),
@@ -99,20 +95,11 @@ pub(super) enum PageResponse {
     Lost(Status),
 }
 
-/// Budget of pages that are being received or sent.
-#[derive(Debug)]
-pub(super) struct PageBuffers {
-    pub(super) budget: Arc<ByteBudget>,
-    /// Longest wait of a page for budget.
-    pub(super) max_wait: Duration,
-}
-
 /// Fetches pages from etcd by unary Ranges.
 #[derive(Debug)]
 pub(super) struct PageCalls {
     forward: Arc<Forward>,
-    turns: Arc<Turns>,
-    buffers: PageBuffers,
+    slots: Arc<Slots>,
     /// Head of a unary Range with the metadata of the client's request.
     parts: Parts,
     /// Account of the client's connection.
@@ -123,8 +110,7 @@ impl PageCalls {
     /// Creates unary calls with the metadata of the client's RangeStream request, `parts`.
     pub(super) fn new(
         forward: &Arc<Forward>,
-        turns: &Arc<Turns>,
-        buffers: PageBuffers,
+        slots: &Arc<Slots>,
         parts: &Parts,
         account: &Arc<ClientAccount>,
     ) -> PageCalls {
@@ -136,8 +122,7 @@ impl PageCalls {
         parts.headers.remove(CONTENT_LENGTH);
         PageCalls {
             forward: Arc::clone(forward),
-            turns: Arc::clone(turns),
-            buffers,
+            slots: Arc::clone(slots),
             parts,
             account: Arc::clone(account),
         }
@@ -154,8 +139,8 @@ impl FetchPage for PageCalls {
         request: &RangeRequest,
         max_bytes: Option<u64>,
     ) -> Result<PageResponse, PageError> {
-        let turn = self.turns.acquire(&self.account, None).await;
-        let _turn = turn.map_err(|cause| PageError::Refused(cause.into()))?;
+        let slot = self.slots.acquire(&self.account, Deadline::NONE).await;
+        let _slot = slot.map_err(|cause| PageError::Local(status_of(cause)))?;
         let body = RequestBody::Read(framed(request));
         let sent = self
             .forward
@@ -168,14 +153,14 @@ impl FetchPage for PageCalls {
         let (head, body) = response.into_parts();
         let mut reader = ResponseReader::new(body, Method::Range, &self.forward.cluster_state);
         let mut data = BytesMut::new();
-        let mut held = self.buffers.budget.hold_in_queue(self.account.client());
+        let mut held = self.account.hold(ByteKind::Converted);
         loop {
             match reader.data().await {
                 Ok(Some(piece)) => {
-                    let deadline = Instant::now() + self.buffers.max_wait;
+                    let deadline = Instant::now() + self.forward.max_wait;
                     held.grow(piece.len() as u64, deadline)
                         .await
-                        .map_err(|_| PageError::Refused(Refused::buffer_bytes()))?;
+                        .map_err(|cause| PageError::Local(status_of(cause)))?;
                     data.extend_from_slice(&piece);
                 }
                 Ok(None) => break,
@@ -192,7 +177,7 @@ impl FetchPage for PageCalls {
         if !is_ok(&status) {
             return Ok(PageResponse::Status(extract_status(&status)));
         }
-        held.leave_queue();
+        held.leave_line();
         let data = data.freeze();
         let message = data.get(PREFIX_BYTES..).map(|message| data.slice_ref(message));
         let response = message.and_then(|message| RangeResponse::decode(message).ok());
@@ -222,7 +207,7 @@ pub(super) struct Pager<G> {
     is_paged: bool,
     /// The first page, with which the others must agree.
     first: Option<FirstPage>,
-    deadline: Option<Instant>,
+    deadline: Deadline,
 }
 
 /// First page of a stream.
@@ -257,7 +242,7 @@ struct Tail {
 
 impl<G: FetchPage> Pager<G> {
     /// Creates a pager for `query` that must complete by `deadline`.
-    pub(super) fn new(calls: G, query: &RangeQuery, deadline: Option<Instant>) -> Box<Pager<G>> {
+    pub(super) fn new(calls: G, query: &RangeQuery, deadline: Deadline) -> Box<Pager<G>> {
         let is_paged = query.may_page() && !query.count_only && !query.range_end.is_empty();
         let keys_left = Some(query.limit).filter(|limit| *limit > 0);
         let limit = match keys_left {
@@ -301,7 +286,7 @@ impl<G: FetchPage> Pager<G> {
 
     /// Fetches the next page before the deadline. Consumes and returns the pager, so that the future owns what it uses.
     async fn fetch(mut self: Box<Self>) -> FetchResult<G> {
-        let page = match self.deadline {
+        let page = match self.deadline.at() {
             Some(deadline) => tokio::time::timeout_at(deadline, self.fetch_with_retries())
                 .await
                 .unwrap_or(Err(PageError::Local(Status::DeadlineExceeded))),

@@ -7,7 +7,6 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::expiring_map::ExpiringMap;
-use rangecache_edge::limits::ByteBudget;
 
 /// Time until another attempt.
 const TTL: Duration = Duration::from_secs(60);
@@ -34,9 +33,4 @@ impl TooLarge {
         let bytes = copy.len() as u64;
         self.0.insert(copy, (), bytes);
     }
-}
-
-/// Whether a response of at least `read_bytes` takes much of `budget`. A smaller one fits when others need less.
-pub(super) fn is_too_large(read_bytes: u64, budget: &ByteBudget) -> bool {
-    read_bytes > budget.max_bytes() / 2
 }

@@ -8,7 +8,6 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -19,7 +18,6 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::Instant;
 
 use super::reason::StreamFallback;
-use super::too_large::is_too_large;
 use crate::proxy::forward::{Forward, ResponseReader};
 use crate::proxy::response::{BodySource, Polled, ResponseBody, status_response};
 use etcd_store::cache::{RangeQuery, Rope};
@@ -29,7 +27,7 @@ use etcd_wire::grpc::metadata::{grpc_content_type, remove_own_metadata};
 use etcd_wire::grpc::method::RANGE_STREAM;
 use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
 use etcd_wire::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
-use rangecache_edge::limits::{ByteBudget, HeldBytes};
+use rangecache_edge::limits::{ByteKind, ClientAccount, HeldBytes};
 use rangecache_upstream::{Connection, Outgoing};
 
 /// Step, in bytes, by which a response takes bytes from the budget. The unused rest is released when it is complete.
@@ -43,15 +41,6 @@ const UNIMPLEMENTED: &[u8] = b"12";
 /// Minimum size of a frame to the client, in bytes. Small entries arrive in many pieces, which are joined up to this
 /// size.
 const FRAME_MIN_BYTES: usize = 128 << 10;
-
-/// Converts large Ranges to RangeStreams, within a byte budget.
-#[derive(Debug)]
-pub(super) struct UnaryOverStream {
-    /// Budget of buffered responses, a share of `--buffer-max-bytes`.
-    budget: Arc<ByteBudget>,
-    /// Longest wait of a stream for budget (`--stream-max-wait`). HTTP/2 flow control stops etcd during the wait.
-    max_wait: Duration,
-}
 
 /// Complete response of a converted call: a success, or a refusal by etcd.
 #[derive(Debug)]
@@ -76,89 +65,79 @@ pub(super) fn stream_request(query: &RangeQuery) -> RangeRequest {
     }
 }
 
-impl UnaryOverStream {
-    pub(super) fn new(budget: &Arc<ByteBudget>, max_wait: Duration) -> UnaryOverStream {
-        UnaryOverStream {
-            budget: Arc::clone(budget),
-            max_wait,
-        }
+/// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream with the metadata in `parts`
+/// of the connection with this `account`. Waits for bytes for `--stream-max-wait` at most; HTTP/2 flow control stops etcd
+/// meanwhile.
+///
+/// # Errors
+/// [`StreamFallback`] if that is impossible or fails; the call must then be forwarded unchanged.
+pub(super) async fn convert(
+    forward: &Forward,
+    parts: &Parts,
+    query: &RangeQuery,
+    account: &Arc<ClientAccount>,
+) -> Result<Converted, StreamFallback> {
+    // The deadline is now: if no endpoint is connected, the forwarded call waits for one.
+    let connection = forward
+        .upstream
+        .streaming(Instant::now())
+        .await
+        .map_err(|_| StreamFallback::NoEndpoint)??;
+    let mut parts = parts.clone();
+    parts.uri = Uri::from_static(RANGE_STREAM);
+    remove_own_metadata(&mut parts.headers);
+    // That of the client's message, which is encoded in another way here.
+    parts.headers.remove(CONTENT_LENGTH);
+    let request = Request::from_parts(parts, Outgoing::whole(framed(&stream_request(query))));
+    let (response, _in_flight) = connection
+        .send(request)
+        .await
+        .map_err(|_| StreamFallback::Broken)?;
+    forward.cluster_state.note_answered(connection.opened());
+    let (mut head, body) = response.into_parts();
+    // Read by the trace of the call.
+    head.extensions.insert(connection.url().clone());
+    let mut held = account.hold(ByteKind::Converted);
+    if head.headers.contains_key(GRPC_STATUS) {
+        let trailers = HeaderMap::new();
+        return convert_refusal(head, trailers, held, &connection);
     }
-
-    /// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream with the metadata in `parts`
-    /// of the client with the number `client`.
-    ///
-    /// # Errors
-    /// [`StreamFallback`] if that is impossible or fails; the call must then be forwarded unchanged.
-    pub(super) async fn convert(
-        &self,
-        forward: &Forward,
-        parts: &Parts,
-        query: &RangeQuery,
-        client: u64,
-    ) -> Result<Converted, StreamFallback> {
-        // The deadline is now: if no endpoint is connected, the forwarded call waits for one.
-        let connection = forward
-            .upstream
-            .streaming(Instant::now())
-            .await
-            .map_err(|_| StreamFallback::NoEndpoint)??;
-        let mut parts = parts.clone();
-        parts.uri = Uri::from_static(RANGE_STREAM);
-        remove_own_metadata(&mut parts.headers);
-        // That of the client's message, which is encoded in another way here.
-        parts.headers.remove(CONTENT_LENGTH);
-        let request = Request::from_parts(parts, Outgoing::whole(framed(&stream_request(query))));
-        let (response, _in_flight) = connection
-            .send(request)
-            .await
-            .map_err(|_| StreamFallback::Broken)?;
-        forward.cluster_state.note_answered(connection.opened());
-        let (mut head, body) = response.into_parts();
-        // Read by the trace of the call.
-        head.extensions.insert(connection.url().clone());
-        let mut held = self.budget.hold_in_queue(client);
-        if head.headers.contains_key(GRPC_STATUS) {
-            let trailers = HeaderMap::new();
-            return convert_refusal(head, trailers, held, &connection);
-        }
-        let mut reader = ResponseReader::new(body, Method::RangeStream, &forward.cluster_state);
-        let (mut scanner, mut pieces, mut read_bytes) =
-            (RangeResponseScanner::stream(), vec![Bytes::new()], 0);
-        while let Some(data) = reader.data().await.map_err(|_| StreamFallback::Broken)? {
-            read_bytes += data.len() as u64;
-            if read_bytes > held.bytes() {
-                let step = (read_bytes - held.bytes()).max(BUDGET_STEP_BYTES);
-                // A full step if it fits; otherwise wait for the bytes that are already in memory.
-                if held.try_grow(step).is_err() {
-                    let grown = held
-                        .grow(read_bytes - held.bytes(), Instant::now() + self.max_wait)
-                        .await;
-                    if grown.is_err() {
-                        return Err(if is_too_large(read_bytes, &self.budget) {
-                            StreamFallback::TooLarge
-                        } else {
-                            StreamFallback::Budget
-                        });
-                    }
+    let mut reader = ResponseReader::new(body, Method::RangeStream, &forward.cluster_state);
+    let (mut scanner, mut pieces, mut read_bytes) = (RangeResponseScanner::stream(), vec![Bytes::new()], 0);
+    while let Some(data) = reader.data().await.map_err(|_| StreamFallback::Broken)? {
+        read_bytes += data.len() as u64;
+        if read_bytes > held.bytes() {
+            let step = (read_bytes - held.bytes()).max(BUDGET_STEP_BYTES);
+            // A full step if it fits; otherwise wait for the bytes that are already in memory.
+            if !held.grow_if_free(step) {
+                let grown = held
+                    .grow(read_bytes - held.bytes(), Instant::now() + forward.max_wait)
+                    .await;
+                if grown.is_err() {
+                    return Err(if held.is_most(read_bytes) {
+                        StreamFallback::TooLarge
+                    } else {
+                        StreamFallback::Budget
+                    });
                 }
             }
-            scanner
-                .scan(&data, |run| pieces.push(data.slice(run)))
-                .map_err(|_| StreamFallback::Malformed)?;
         }
-        let trailers = reader.into_trailers().ok_or(StreamFallback::Broken)?;
-        if !is_ok(&trailers) {
-            // An error in mid-stream may be specific to streams: etcd reads their later chunks at a past revision,
-            // which may be compacted meanwhile. The unary call reads everything at once.
-            return if scanner.has_begun() {
-                Err(StreamFallback::Broken)
-            } else {
-                convert_refusal(head, trailers, held, &connection)
-            };
-        }
-        let summary = scanner.finish().map_err(|_| StreamFallback::Malformed)?;
-        assemble(head, trailers, summary, pieces, held)
+        scanner
+            .scan(&data, |run| pieces.push(data.slice(run)))
+            .map_err(|_| StreamFallback::Malformed)?;
     }
+    let trailers = reader.into_trailers().ok_or(StreamFallback::Broken)?;
+    if !is_ok(&trailers) {
+        // An error in mid-stream may be specific to streams: etcd reads their later chunks at a past revision,
+        // which may be compacted meanwhile. The unary call reads everything at once.
+        return if scanner.has_begun() {
+            Err(StreamFallback::Broken)
+        } else {
+            convert_refusal(head, trailers, held, &connection)
+        };
+    }
+    let summary = scanner.finish().map_err(|_| StreamFallback::Malformed)?;
+    assemble(head, trailers, summary, pieces, held)
 }
 
 /// Builds the unary response from a complete stream: header, key-values, then `more` and `count`. The first of
@@ -174,7 +153,7 @@ fn assemble(
     // The length of the stream, which is not that of the unary response.
     head.headers.remove(CONTENT_LENGTH);
     let kvs_bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-    held.leave_queue();
+    held.leave_line();
     held.shrink(held.bytes().saturating_sub(kvs_bytes));
     let (first, last) = (header_field(&summary.header), more_and_count_fields(&summary));
     let length = first.len() as u64 + kvs_bytes + last.len() as u64;
@@ -310,8 +289,8 @@ fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proxy::call::testing::account;
     use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
-    use rangecache_edge::limits::BufferKindMetrics;
 
     #[test]
     fn negative_limit_and_revision_become_zero() {
@@ -337,7 +316,7 @@ mod tests {
         let mut scanner = RangeResponseScanner::stream();
         scanner.scan(&framed(&chunk), |_| {}).unwrap();
         let head = Response::builder().header(CONTENT_LENGTH, 7).body(()).unwrap();
-        let held = ByteBudget::first_come(1 << 20, BufferKindMetrics::default()).hold();
+        let held = account(1 << 20).hold(ByteKind::Converted);
         let summary = scanner.finish().unwrap();
         let (head, ()) = head.into_parts();
         let converted = assemble(head, HeaderMap::new(), summary, vec![Bytes::new()], held).unwrap();

@@ -13,7 +13,7 @@ use etcd_store::cache::Rope;
 use etcd_wire::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::metrics::Source;
-use rangecache_edge::limits::{BudgetExceeded, CallBytes};
+use rangecache_edge::limits::{Exceeded, HeldBytes};
 use rangecache_mirror::Unreadable;
 use rangecache_mirror::lineage::{ClusterState, History};
 use rangecache_upstream::{BoxError, InFlight, UpstreamBody, is_reset};
@@ -40,7 +40,7 @@ pub(crate) struct ForwardedBody {
     /// Set for endless calls.
     stop: Option<StopSignal>,
     /// Counts what etcd has sent, or may send, and the client has not read.
-    held: Option<CallBytes>,
+    held: Option<HeldBytes>,
     /// Bytes that etcd may send on an endless call before its flow control stops it. They count while the client does
     /// not read: most endless calls are open and have nothing to send. 0 for other calls.
     window_bytes: u64,
@@ -79,13 +79,13 @@ impl ForwardedBody {
     }
 
     /// Keeps `held` as long as the body.
-    pub(crate) fn with_held(self, held: CallBytes) -> ForwardedBody {
+    pub(crate) fn with_held(self, held: HeldBytes) -> ForwardedBody {
         let held = Some(held);
         ForwardedBody { held, ..self }
     }
 
     /// Counts `window_bytes` by `held`, which has them, whenever the client does not read.
-    pub(crate) fn with_window(self, held: CallBytes, window_bytes: u64) -> ForwardedBody {
+    pub(crate) fn with_window(self, held: HeldBytes, window_bytes: u64) -> ForwardedBody {
         ForwardedBody {
             window_bytes,
             ..self.with_held(held)
@@ -93,7 +93,7 @@ impl ForwardedBody {
     }
 
     /// Counts the window of an endless call, until the client reads again.
-    fn count_window(&mut self) -> Result<(), BudgetExceeded> {
+    fn count_window(&mut self) -> Result<(), Exceeded> {
         match &mut self.held {
             Some(held) if self.window_bytes > 0 => held.try_grow(self.window_bytes),
             _ => Ok(()),
@@ -104,7 +104,7 @@ impl ForwardedBody {
     /// where they were.
     fn end_unread(&mut self) -> Result<Frame<Rope>, BoxError> {
         if !self.may_send_status || !self.is_between_messages() {
-            return Err(BudgetExceeded.into());
+            return Err(Exceeded::Bytes.into());
         }
         self.may_send_status = false;
         Ok(Frame::trailers(Status::UnreadStream.trailers()))

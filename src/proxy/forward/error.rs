@@ -7,7 +7,7 @@ use crate::proxy::response::{CallResult, status_response};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::{BudgetExceeded, NoTurn};
+use rangecache_edge::limits::Exceeded;
 use rangecache_upstream::{BoxError, NoEndpoint, is_reset};
 
 /// Reason for which a call got no response from etcd.
@@ -17,12 +17,9 @@ pub(crate) enum SendError {
     NoEndpoint(#[from] NoEndpoint),
     #[error("the connection to etcd was lost: {0}")]
     Lost(BoxError),
-    /// The response does not fit the buffers.
+    /// There is no room for the response, or no slot for the call.
     #[error(transparent)]
-    Buffers(#[from] BudgetExceeded),
-    /// The call got no turn.
-    #[error(transparent)]
-    NoTurn(#[from] NoTurn),
+    Exceeded(#[from] Exceeded),
     /// etcd itself reset the stream. The call is not retried: the reset is etcd's response.
     #[error("etcd reset the stream: {0}")]
     Reset(BoxError),
@@ -62,8 +59,7 @@ impl SendError {
         match self {
             SendError::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
             SendError::Lost(error) | SendError::Request(error) => Status::ConnectionLost(error.to_string()),
-            SendError::Buffers(_) => Status::BufferBytes,
-            SendError::NoTurn(cause) => status_without_turn(*cause),
+            SendError::Exceeded(cause) => status_of(*cause),
             SendError::Reset(error) => Status::StreamReset(error.to_string()),
         }
     }
@@ -85,10 +81,11 @@ pub(crate) fn outcome_of(status: &Status) -> Option<Outcome> {
     })
 }
 
-/// Status of a call that got no turn.
-pub(crate) fn status_without_turn(cause: NoTurn) -> Status {
+/// Status of a call that got no bytes or no slot.
+pub(crate) fn status_of(cause: Exceeded) -> Status {
     match cause {
-        NoTurn::TooManyWaiting | NoTurn::Late => Status::TooManyWaiting,
-        NoTurn::Deadline => Status::DeadlineExceeded,
+        Exceeded::Bytes => Status::BufferBytes,
+        Exceeded::Waiting | Exceeded::Late => Status::TooManyWaiting,
+        Exceeded::Deadline => Status::DeadlineExceeded,
     }
 }

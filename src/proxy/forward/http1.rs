@@ -24,7 +24,7 @@ use rangecache_base::instance::Instance;
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::outcome::Failure;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, ClientAccount};
+use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 use rangecache_upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, NoEndpoint, Outgoing};
 
 /// Bytes of a request and of a response that are buffered, each.
@@ -63,7 +63,7 @@ pub(crate) async fn forward_http1_body(
 
 /// Outcome of a request that ended with `error`.
 fn outcome_of(error: &(dyn std::error::Error + 'static)) -> Outcome {
-    if error.is::<BudgetExceeded>() {
+    if error.is::<Exceeded>() {
         Outcome::Shed(Reason::BufferBytes)
     } else if error.is::<TooManyRequests>() {
         Outcome::Shed(Reason::TooManyWaiting)
@@ -85,7 +85,7 @@ async fn send(
     method: Method,
     account: &Arc<ClientAccount>,
 ) -> Result<Response<ResponseBody>, BoxError> {
-    let mut held = account.hold(CallKind::Forwarded);
+    let mut held = account.hold(ByteKind::Forwarded);
     held.try_grow(2 * BUFFER_BYTES as u64)?;
     let url = reachable_endpoint(forward).await?;
     let instance = forward.upstream.credentials().instance();
@@ -107,7 +107,7 @@ async fn send(
             body.limited(limit)
         }
     });
-    let (mut response, connection) = exchange(forward, &url, request).await?;
+    let (mut response, connection) = exchange(forward, &url, request, account).await?;
     // For the trace.
     response.extensions_mut().insert(url);
     let mut lease = Lease {
@@ -163,10 +163,11 @@ async fn exchange(
     forward: &Forward,
     url: &Url,
     mut request: Request<Outgoing>,
+    account: &ClientAccount,
 ) -> Result<(Response<Incoming>, Http1Connection), BoxError> {
     let deadline = Instant::now() + forward.connect_timeout;
     loop {
-        match timeout_at(deadline, forward.http1_pool.next(url)).await? {
+        match timeout_at(deadline, forward.http1_pool.next(url, account)).await? {
             NextConnection::Kept(mut connection) => match connection.sender.try_send_request(request).await {
                 Ok(response) => return Ok((response, connection)),
                 Err(mut error) => match error.take_message() {
@@ -176,7 +177,7 @@ async fn exchange(
             },
             NextConnection::Open(place) => {
                 // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
-                let mut connection = timeout_at(deadline, open(forward, url)).await??;
+                let mut connection = timeout_at(deadline, open(forward, url, account)).await??;
                 drop(place);
                 let response = connection.sender.send_request(request).await?;
                 return Ok((response, connection));
@@ -186,10 +187,11 @@ async fn exchange(
 }
 
 /// Opens a connection to `url`.
-async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError> {
-    let permit = Arc::clone(&forward.http1_connections)
-        .try_acquire_owned()
-        .map_err(|_| TooManyRequests)?;
+async fn open(forward: &Forward, url: &Url, account: &ClientAccount) -> Result<Http1Connection, BoxError> {
+    let slot = forward
+        .http1_connections
+        .try_acquire(account)
+        .ok_or(TooManyRequests)?;
     let stream = forward.upstream.open_http1(url).await?;
     let (sender, connection) = http1::Builder::new()
         .max_buf_size(BUFFER_BYTES)
@@ -206,7 +208,7 @@ async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError>
         url: url.clone(),
         sender,
         since: Instant::now(),
-        _permit: permit,
+        _slot: slot,
         _close: close.drop_guard(),
     })
 }
@@ -218,7 +220,7 @@ struct Lease {
     pool: Arc<Http1Pool>,
     tasks: TaskTracker,
     /// Counts the buffers of the response.
-    held: CallBytes,
+    held: HeldBytes,
 }
 
 /// Body of etcd's response. Its connection is kept if the body is read to its end; otherwise it is closed, also when the
@@ -318,7 +320,10 @@ mod tests {
     #[test]
     fn request_without_a_response_has_the_outcome_of_its_cause() {
         let outcome = |error: BoxError| outcome_of(&*error);
-        assert_eq!(outcome(BudgetExceeded.into()), Outcome::Shed(Reason::BufferBytes));
+        assert_eq!(
+            outcome(Exceeded::Bytes.into()),
+            Outcome::Shed(Reason::BufferBytes)
+        );
         assert_eq!(
             outcome(TooManyRequests.into()),
             Outcome::Shed(Reason::TooManyWaiting)

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use rangecache_base::net::Url;
+use rangecache_edge::limits::{ClientAccount, Deadline, Slot, SlotMetrics, SlotPolicy, Slots};
 use rangecache_upstream::Outgoing;
 
 /// Connections without a request that are kept: as many as were needed at once within [`IDLE_TIMEOUT`], up to this number.
@@ -32,18 +33,18 @@ pub(crate) struct Http1Pool {
     max_idle: usize,
     /// The newest connection is the last. `None` once no more are kept: the process waits for their tasks.
     idle: Mutex<Option<Vec<Http1Connection>>>,
-    /// Permits for the connections that may be opened now, one each.
-    opening: Semaphore,
+    /// Slots for the connections that may be opened at once.
+    opening: Arc<Slots>,
     /// Wakes a request that waits for a connection.
     returned: Notify,
 }
 
 /// Connection on which a request is sent.
-pub(super) enum NextConnection<'a> {
+pub(super) enum NextConnection {
     /// A connection that waited for a request.
     Kept(Http1Connection),
     /// A connection that the request opens, with the permission to do so.
-    Open(SemaphorePermit<'a>),
+    Open(Slot),
 }
 
 /// An HTTP/1 connection to etcd, closed when dropped.
@@ -54,7 +55,7 @@ pub(super) struct Http1Connection {
     /// Time at which the connection was opened or returned.
     pub(super) since: Instant,
     /// Counts the connection, also after an upgrade.
-    pub(super) _permit: OwnedSemaphorePermit,
+    pub(super) _slot: Slot,
     /// Without it hyper would notice that nothing is read any longer only when etcd sends data.
     pub(super) _close: DropGuard,
 }
@@ -66,14 +67,20 @@ impl Http1Pool {
             // A part, so that connections to another endpoint can be opened.
             max_idle: MAX_IDLE.min(max_connections / 4),
             idle: Mutex::new(Some(Vec::new())),
-            opening: Semaphore::new(MAX_OPENING),
+            opening: Slots::new(
+                SlotPolicy::Any,
+                MAX_OPENING,
+                u32::MAX,
+                None,
+                SlotMetrics::default(),
+            ),
             returned: Notify::new(),
         }
     }
 
     /// Waits for a connection to `url`, or for the permission to open one, whichever comes first.
-    pub(super) async fn next(&self, url: &Url) -> NextConnection<'_> {
-        let opening = self.opening.acquire();
+    pub(super) async fn next(&self, url: &Url, account: &ClientAccount) -> NextConnection {
+        let opening = self.opening.acquire(account, Deadline::NONE);
         tokio::pin!(opening);
         loop {
             // Created before the look: a connection that is returned in between is not missed.
@@ -84,7 +91,7 @@ impl Http1Pool {
             tokio::select! {
                 biased;
                 () = returned => {}
-                // The semaphore is not closed.
+                // Any number may wait, without a time limit.
                 Ok(place) = opening.as_mut() => return NextConnection::Open(place),
             }
         }
@@ -144,6 +151,7 @@ mod tests {
     use hyper_util::rt::TokioIo;
 
     use super::*;
+    use crate::proxy::call::testing::account;
 
     fn url() -> Url {
         "http://127.0.0.1:2379".parse().unwrap()
@@ -158,16 +166,18 @@ mod tests {
             connection.await
         });
         sender.ready().await.unwrap();
+        let slots = Slots::new(SlotPolicy::Any, 1, 0, None, SlotMetrics::default());
+        let slot = slots.try_acquire(&account(1 << 20)).unwrap();
         Http1Connection {
             url: url(),
             sender,
             since: Instant::now(),
-            _permit: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+            _slot: slot,
             _close: CancellationToken::new().drop_guard(),
         }
     }
 
-    fn opens(next: NextConnection<'_>) -> SemaphorePermit<'_> {
+    fn opens(next: NextConnection) -> Slot {
         match next {
             NextConnection::Open(place) => place,
             NextConnection::Kept(_) => panic!("there is no connection yet"),
@@ -176,16 +186,16 @@ mod tests {
 
     #[tokio::test]
     async fn request_beyond_those_that_open_a_connection_takes_one_that_is_returned() {
-        let (pool, url) = (Http1Pool::new(1_000), url());
+        let (pool, url, account) = (Http1Pool::new(1_000), url(), account(1 << 20));
         let mut opening = Vec::new();
         for _ in 0..MAX_OPENING {
-            opening.push(opens(pool.next(&url).await));
+            opening.push(opens(pool.next(&url, &account).await));
         }
-        let mut next = Box::pin(pool.next(&url));
+        let mut next = Box::pin(pool.next(&url, &account));
         assert!(futures_util::poll!(&mut next).is_pending());
         pool.keep(connection().await);
         assert!(matches!(next.await, NextConnection::Kept(_)));
-        let mut next = Box::pin(pool.next(&url));
+        let mut next = Box::pin(pool.next(&url, &account));
         assert!(futures_util::poll!(&mut next).is_pending());
         opening.pop();
         drop(opens(next.await));

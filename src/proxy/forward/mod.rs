@@ -3,8 +3,7 @@
 //! | file | what it does |
 //! |---|---|
 //! | `send` | chooses connections and retries |
-//! | `gate` | turns of small reads, streams and new watches |
-//! | `opening` | a new watch's turn, from its first message to etcd's response |
+//! | `opening` | a new watch's slot, from its first message to etcd's response |
 //! | `error` | errors of calls to which etcd did not respond |
 //! | `body` | passes a response through, and records the revisions in it |
 //! | `collect` | reads a response to its end, for callers that need all of it |
@@ -18,7 +17,6 @@
 mod body;
 mod collect;
 mod error;
-mod gate;
 mod http1;
 mod http1_pool;
 mod opening;
@@ -29,8 +27,7 @@ mod side_effects;
 mod upgraded;
 
 pub(super) use collect::ResponseReader;
-pub(super) use error::{SendError, outcome_of, status_without_turn};
-pub(super) use gate::Gate;
+pub(super) use error::{SendError, outcome_of, status_of};
 pub(super) use http1::{forward_http1, forward_http1_body};
 pub(super) use http1_pool::Http1Pool;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
@@ -49,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use super::response::{CallResult, status_response};
 use etcd_wire::grpc::Method;
 use etcd_wire::grpc::metadata::grpc_content_type;
-use rangecache_edge::limits::ClientAccount;
+use rangecache_edge::limits::{ClientAccount, Deadline, Gate};
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::{LimitCovers, MessageLimit, Outgoing};
 
@@ -61,7 +58,7 @@ pub(super) async fn forward_call(
     request: Request<Incoming>,
     method: Method,
     is_grpc_call: bool,
-    account: &Arc<ClientAccount>,
+    (account, deadline): (&Arc<ClientAccount>, Deadline),
 ) -> CallResult {
     if is_grpc_call && let Some(effect) = method.side_effect() {
         return side_effects::forward_with_effect(forward, mirrors, request, method, effect).await;
@@ -71,7 +68,7 @@ pub(super) async fn forward_call(
     if !method.is_endless() {
         return forward.forward_incoming(parts, body, method, account).await;
     }
-    forward_endless(forward, parts, body, method, account).await
+    forward_endless(forward, parts, body, method, (account, deadline)).await
 }
 
 /// Forwards a call that may last until its client ends it.
@@ -80,7 +77,7 @@ pub(super) async fn forward_endless(
     parts: Parts,
     body: Outgoing,
     method: Method,
-    account: &Arc<ClientAccount>,
+    (account, deadline): (&Arc<ClientAccount>, Deadline),
 ) -> CallResult {
     let content_type = grpc_content_type(&parts.headers);
     // An endless call may be without a message for as long as it likes, but not in mid-message.
@@ -96,12 +93,16 @@ pub(super) async fn forward_endless(
                 .forward(parts, RequestBody::Once(body), method, account)
                 .await;
         }
-        let opening = Opening::new(&forward.small_turns, account);
-        let body = RequestBody::Once(body.gated(opening.turn()));
+        let opening = Opening::new(Gate {
+            slots: &forward.small,
+            account,
+            deadline,
+        });
+        let body = RequestBody::Once(body.gated(opening.slot()));
         opening
             .run(Box::pin(forward.forward(parts, body, method, account)))
             .await
-            .unwrap_or_else(|cause| Ok(status_response(&status_without_turn(cause), content_type)))
+            .unwrap_or_else(|cause| Ok(status_response(&status_of(cause), content_type)))
     })
     .await
 }

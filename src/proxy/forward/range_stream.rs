@@ -8,19 +8,18 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 
 use super::error::SendError;
-use super::gate::Gate;
 use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
 use crate::proxy::response::ResponseBody;
 use etcd_wire::grpc::Method;
 use etcd_wire::grpc::metadata::is_grpc;
 use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
-use rangecache_edge::limits::CallBytes;
-use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, UpstreamBody};
+use rangecache_edge::limits::{ByteKind, Gate};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, ReceiveWindow, UpstreamBody};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
-    /// the next endpoint is tried, until none is left or `--connect-timeout` has expired. `held` counts the bytes that
-    /// etcd may send before its flow control stops it. The call has a turn of `gate` until the first frame arrives.
+    /// the next endpoint is tried, until none is left or `--connect-timeout` has expired. Waits for room for
+    /// what etcd may send before its flow control stops it, and has a slot of `gate` until the first frame arrives.
     ///
     /// # Errors
     /// [`SendError`]; or, within `Ok`, the reason for which no endpoint can serve the request as a stream.
@@ -28,10 +27,12 @@ impl Forward {
         &self,
         parts: &Parts,
         framed: &Bytes,
-        held: CallBytes,
         gate: Gate<'_>,
     ) -> Result<Result<Response<ResponseBody>, NoRangeStream>, SendError> {
-        let _turn = self.turn(ConnectionClass::Stream, Some(gate)).await?;
+        let mut held = gate.account.hold(ByteKind::Forwarded);
+        let latest = gate.deadline.at_most(Instant::now() + self.max_wait);
+        held.grow(ReceiveWindow::SHARED.stream.into(), latest).await?;
+        let _slot = self.slot(ConnectionClass::Stream, Some(gate)).await?;
         let body = RequestBody::Read(framed.clone());
         let mut attempts = Attempts::new(parts.clone(), body, Instant::now() + self.connect_timeout);
         loop {
@@ -53,7 +54,14 @@ impl Forward {
             };
             self.avoid_if_unavailable(&connection, stream.status());
             let Some(message) = stream.unimplemented_message() else {
-                return Ok(Ok(self.pass_stream_through(stream, held)));
+                let is_grpc = is_grpc(&stream.head.headers);
+                let in_flight = Some(stream.in_flight);
+                let body = self
+                    .forwarded_body(stream.body, Method::RangeStream, is_grpc, in_flight)
+                    .with_first(stream.first)
+                    .with_held(held);
+                let body = ResponseBody::from_source(body);
+                return Ok(Ok(Response::from_parts(stream.head, body)));
             };
             let reason = connection.refused_range_stream(&message);
             if reason == NoRangeStream::Shape || Instant::now() >= attempts.deadline() {
@@ -61,15 +69,6 @@ impl Forward {
             }
             // `refused_range_stream` has marked the endpoint, so the next turn of the loop chooses another.
         }
-    }
-
-    fn pass_stream_through(&self, stream: OpenedStream, held: CallBytes) -> Response<ResponseBody> {
-        let is_grpc = is_grpc(&stream.head.headers);
-        let body = self
-            .forwarded_body(stream.body, Method::RangeStream, is_grpc, Some(stream.in_flight))
-            .with_first(stream.first)
-            .with_held(held);
-        Response::from_parts(stream.head, ResponseBody::from_source(body))
     }
 }
 

@@ -8,14 +8,12 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::ForwardedBody;
 use super::error::SendError;
-use super::gate::Gate;
 use super::http1_pool::Http1Pool;
 use super::shutdown::StopSignal;
 use crate::proxy::metrics::ProxyTelemetry;
@@ -24,7 +22,7 @@ use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove_own_metadata};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use etcd_wire::grpc::{Method, Status, written};
-use rangecache_edge::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
+use rangecache_edge::limits::{ByteKind, ClientAccount, Gate, HeldBytes, Slot, Slots};
 use rangecache_mirror::lineage::{Before, ClusterState};
 use rangecache_upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MAX_SHORT_BYTES, MessageLimit, Outgoing, SendFailure,
@@ -52,10 +50,10 @@ pub(crate) struct Forward {
     pub(crate) request_timeout: Duration,
     /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
     pub(crate) max_wait: Duration,
-    /// Turns of small reads, streams and new watches (`--forward-max-small`).
-    pub(crate) small_turns: Arc<Turns>,
-    /// Permits for HTTP/1 connections to etcd, as many as client connections: file descriptors are divided accordingly.
-    pub(crate) http1_connections: Arc<Semaphore>,
+    /// Slots of small reads, streams and new watches (`--forward-max-small`).
+    pub(crate) small: Arc<Slots>,
+    /// Slots for HTTP/1 connections to etcd, as many as client connections: file descriptors are divided accordingly.
+    pub(crate) http1_connections: Arc<Slots>,
     /// Pool of the HTTP/1 connections to etcd.
     pub(crate) http1_pool: Arc<Http1Pool>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
@@ -192,10 +190,7 @@ impl Forward {
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
         let sent = self.respond(parts, body, method, ConnectionClass::of(method), account, None);
-        match sent.await {
-            Ok(response) => Ok(response),
-            Err(error) => error.into_result(content_type),
-        }
+        sent.await.or_else(|error| error.into_result(content_type))
     }
 
     /// Sends a call whose client is still sending `outgoing`, and refuses it if the message is not complete in time
@@ -225,7 +220,7 @@ impl Forward {
         }
     }
 
-    /// Sends the call like [`Forward::forward`], but on connections of `class`, and after waiting for a turn of `gate`,
+    /// Sends the call like [`Forward::forward`], but on connections of `class`, and after waiting for a slot of `gate`,
     /// which it has until etcd's response begins.
     ///
     /// # Errors
@@ -239,7 +234,7 @@ impl Forward {
         account: &Arc<ClientAccount>,
         gate: Option<Gate<'_>>,
     ) -> Result<Response<ResponseBody>, SendError> {
-        let mut held = account.hold(CallKind::Forwarded);
+        let mut held = account.hold(ByteKind::Forwarded);
         // As many bytes as etcd may send before its flow control stops it: how long a response is shows only when
         // etcd has sent its beginning. A write is sent anyway, and counted then.
         let window_bytes = u64::from(class.window().stream);
@@ -251,8 +246,8 @@ impl Forward {
             _ if method == Method::Snapshot || method.is_endless() => held.try_grow(window_bytes)?,
             _ => {}
         }
-        // After the wait for bytes: a call that waits for other clients to read has no turn.
-        let _turn = self.turn(class, gate).await?;
+        // After the wait for bytes: a call that waits for other clients to read has no slot.
+        let _slot = self.slot(class, gate).await?;
         let before_write = method.may_write_keys().then(|| self.cluster_state.before_check());
         let to_leader = self.writes_to == WritesTo::Leader && method.may_write_keys();
         let upstream_response = self.send_to(parts, body, class, to_leader).await?;
@@ -260,26 +255,26 @@ impl Forward {
             .await
     }
 
-    /// Waits for a turn of `gate`, if there is one. A call that waits for a connection has no turn, so that calls which
-    /// wait for a turn while no endpoint is connected do not wait longer than that takes to show.
+    /// Waits for a slot of `gate`, if there is one. A call that waits for a connection has no slot, so that calls which
+    /// wait for one while no endpoint is connected do not wait longer than that takes to show.
     ///
     /// # Errors
-    /// [`SendError`] if there is no turn, or no connection.
-    pub(crate) async fn turn(
+    /// [`SendError`] if there is no slot, or no connection.
+    pub(crate) async fn slot(
         &self,
         class: ConnectionClass,
         gate: Option<Gate<'_>>,
-    ) -> Result<Option<Turn>, SendError> {
+    ) -> Result<Option<Slot>, SendError> {
         let Some(gate) = gate else {
             return Ok(None);
         };
         loop {
             let deadline = Instant::now() + self.connect_timeout;
             self.upstream.connection(class, deadline).await?;
-            let turn = gate.acquire().await?;
+            let slot = gate.acquire().await?;
             // All connections may have been lost meanwhile.
             if self.upstream.connection(class, Instant::now()).await.is_ok() {
-                return Ok(Some(turn));
+                return Ok(Some(slot));
             }
         }
     }
@@ -333,13 +328,13 @@ impl Forward {
     /// state before a write was sent.
     ///
     /// # Errors
-    /// [`SendError::Buffers`] if the bytes do not fit; other errors if the response breaks off before its first frame.
+    /// [`SendError::Exceeded`] if the bytes do not fit; other errors if the response breaks off before its first frame.
     async fn pass_through(
         &self,
         upstream_response: UpstreamResponse,
         method: Method,
         window_bytes: u64,
-        mut held: CallBytes,
+        mut held: HeldBytes,
         before_write: Option<Before>,
     ) -> Result<Response<ResponseBody>, SendError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
@@ -429,6 +424,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     use super::*;
+    use rangecache_edge::limits::{SlotMetrics, SlotPolicy};
 
     /// Starts a server that closes each connection on its first KV call; also returns the number of KV calls.
     async fn forward_to_lossy_server() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {
@@ -469,13 +465,8 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),
-            small_turns: Turns::new(
-                1,
-                0,
-                None,
-                rangecache_edge::limits::TurnsMetrics::default().small(),
-            ),
-            http1_connections: Arc::new(Semaphore::new(1)),
+            small: Slots::new(SlotPolicy::Any, 1, 0, None, SlotMetrics::default()),
+            http1_connections: Slots::new(SlotPolicy::Any, 1, 0, None, SlotMetrics::default()),
             http1_pool: Arc::new(Http1Pool::new(1)),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),

@@ -16,7 +16,7 @@ use rangecache_base::instance::Instance;
 use rangecache_base::telemetry::metrics::{Counter, Gauge, metric_group};
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::{Metrics, Telemetry};
-use rangecache_edge::limits::TurnsMetrics;
+use rangecache_edge::limits::SlotsMetrics;
 use rangecache_mirror::{PrefixMetrics, StreamFallbacks};
 pub use reads::ReadMetrics;
 pub use watches::WatchMetrics;
@@ -91,7 +91,7 @@ pub struct ProxyMetrics {
     /// Calls to etcd.
     pub forwarding: Arc<ForwardingMetrics>,
     /// Calls to etcd that take turns.
-    pub turns: Arc<TurnsMetrics>,
+    pub slots: Arc<SlotsMetrics>,
     /// Reads that could not use RangeStream.
     pub stream_fallbacks: Arc<StreamFallbacks>,
     /// Refused calls.
@@ -110,7 +110,7 @@ impl ProxyMetrics {
             reads: metrics.group(),
             watches: metrics.group(),
             forwarding: metrics.group(),
-            turns: metrics.group(),
+            slots: metrics.group(),
             stream_fallbacks: metrics.group(),
             refusals: metrics.group(),
             responses: metrics.group(),

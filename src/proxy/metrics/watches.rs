@@ -80,21 +80,13 @@ metric_group! {
 }
 
 impl WatchMetrics {
-    /// The budget `--watch-max-bytes`.
+    /// The budget `--watch-max-bytes`, and the part of it for streams and watchers.
     #[must_use]
-    pub fn budget(&self) -> BufferKindMetrics {
+    pub fn budgets(&self) -> [BufferKindMetrics; 2] {
         let (used, waiting) = (self.used_bytes.clone(), self.waiting.clone());
-        BufferKindMetrics::of_budget(used, waiting, self.refused.clone())
-    }
-
-    /// The part of it for streams and watchers.
-    #[must_use]
-    pub fn stream_budget(&self) -> BufferKindMetrics {
-        BufferKindMetrics::of_budget(
-            self.bytes.handle("streams"),
-            Gauge::default(),
-            self.refused.clone(),
-        )
+        let of_streams = (self.bytes.handle("streams"), Gauge::default());
+        [(used, waiting), of_streams]
+            .map(|(used, waiting)| BufferKindMetrics::of_budget(used, waiting, self.refused.clone()))
     }
 
     /// Counts a create request: answered from `memory` (`reason` is the kind of start), by `etcd`, or `interrupted`: a

@@ -1,13 +1,13 @@
 //! **answer**: selects the entries of a response at the proven revision, or at the revision that the request names.
 
 use super::scan::{STEP_ENTRIES, ScannedEntries, scan_in_turns};
-use crate::proxy::forward::Gate;
 use etcd_store::cache::{
     AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selecting, Selection, Tree, begin_select,
 };
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::outcome::{Failure, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_edge::limits::Gate;
 use rangecache_mirror::lineage::{ClusterState, HistoryId};
 use rangecache_mirror::view::{Mirror, ViewAtError};
 use rangecache_upstream::Version;

@@ -1,8 +1,6 @@
 //! **prove**: one attempt to answer a read from memory. It waits for the proof that the plan requires and for the mirror,
 //! and ends with the answer, or with the reason for which etcd has to respond.
 
-use std::sync::Arc;
-
 use http::HeaderMap;
 use tokio::time::Instant;
 
@@ -12,7 +10,6 @@ use crate::proxy::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
 use etcd_wire::grpc::{CallMetadata, Status};
 use rangecache_base::telemetry::Reason;
-use rangecache_edge::limits::ClientAccount;
 use rangecache_mirror::freshness::{Proof, Unproven};
 use rangecache_mirror::lineage::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
@@ -27,32 +24,9 @@ pub(in crate::proxy) struct ReadRequest {
     pub(super) headers: HeaderMap,
 }
 
-/// Deadlines of one read's wait for its proof.
-#[derive(Clone, Copy)]
-pub(super) struct Deadlines {
-    /// Deadline from the client's `grpc-timeout`, if it sent one.
-    pub(super) client: Option<Instant>,
-    /// Arrival of the read plus `--freshness-timeout`.
-    pub(super) freshness: Instant,
-}
-
-impl Deadlines {
-    /// Whether the client's own deadline has expired.
-    pub(super) fn client_has_expired(self) -> bool {
-        self.client.is_some_and(|client| client <= Instant::now())
-    }
-
-    pub(super) fn earliest(self) -> Instant {
-        self.client
-            .map_or(self.freshness, |client| client.min(self.freshness))
-    }
-}
-
 /// Attempt to answer a read from `mirror`.
 pub(super) struct ReadAttempt<'a> {
     pub(super) proxy: &'a Proxy,
-    /// Account of the client's connection.
-    pub(super) account: &'a Arc<ClientAccount>,
     pub(super) request: &'a ReadRequest,
     /// The mirror that holds the range.
     pub(super) mirror: &'a Mirror,
@@ -60,17 +34,23 @@ pub(super) struct ReadAttempt<'a> {
     pub(super) version: Version,
     /// The history in which the read was planned.
     pub(super) history: HistoryId,
-    pub(super) deadlines: Deadlines,
+    /// Arrival of the read plus `--freshness-timeout`.
+    pub(super) latest: Instant,
     pub(super) record: &'a mut CallRecord,
 }
 
 impl<'a> ReadAttempt<'a> {
+    /// The end of the read's waits.
+    pub(super) fn deadline(&self) -> Instant {
+        self.record.deadline().at_most(self.latest)
+    }
+
     /// Answers a read of the newest state, which a quorum check proves.
     ///
     /// # Errors
     /// Reason for which there is no proof or no answer.
     pub(super) async fn answer_checked(&mut self) -> Result<MemoryAnswer, Reason> {
-        match check(self.proxy, self.record, self.deadlines, 0).await {
+        match check(self.proxy, self.record, self.latest, 0).await {
             Ok(Proof { header, history, .. }) => {
                 self.answer_at_or_above(history, header.revision, Basis::Proof)
                     .await
@@ -86,7 +66,7 @@ impl<'a> ReadAttempt<'a> {
     /// Reason for which there is no proof or no answer.
     pub(super) async fn answer_checked_past(&mut self) -> Result<MemoryAnswer, Reason> {
         let revision = self.request.query.revision;
-        let proof = match check(self.proxy, self.record, self.deadlines, revision).await {
+        let proof = match check(self.proxy, self.record, self.latest, revision).await {
             Ok(proof) => proof,
             Err(unproven) => return answer_unproven(unproven),
         };
@@ -108,7 +88,7 @@ impl<'a> ReadAttempt<'a> {
         basis: Basis,
     ) -> Result<MemoryAnswer, Reason> {
         self.record.record_required_revision(revision);
-        let reaching = self.mirror.reach(history, revision, self.deadlines.earliest());
+        let reaching = self.mirror.reach(history, revision, self.deadline());
         let (view, waited) = reaching.await?;
         self.record.record_proven(self.mirror, view.revision, waited);
         tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
@@ -143,9 +123,7 @@ impl<'a> ReadAttempt<'a> {
         let is_future = asked > proof.header.revision;
         let required = if is_future { 0 } else { asked };
         self.record.record_required_revision(required);
-        let reaching = self
-            .mirror
-            .reach(proof.history, required, self.deadlines.earliest());
+        let reaching = self.mirror.reach(proof.history, required, self.deadline());
         let (view, waited) = reaching.await?;
         let revision = proof.header.revision;
         self.record.record_proven(self.mirror, revision, waited);
@@ -167,28 +145,28 @@ impl<'a> ReadAttempt<'a> {
     /// Reason for which etcd has to respond.
     pub(super) async fn select(&self, proven: ProvenRead<'a>) -> Result<MemoryAnswer, Reason> {
         let cluster_state = &self.proxy.mirrors.cluster_state;
-        let gate = self.proxy.scan_gate(self.account, self.deadlines.client);
+        let (account, deadline) = (self.record.bytes.account(), self.record.deadline());
+        let gate = self.proxy.scan_gate(account, deadline);
         answer(&self.request.query, proven, self.version, cluster_state, gate).await
     }
 }
 
-/// Waits for a quorum check that is sent after this call, for the read of `record`, and returns its proof for a read at
-/// `revision`, or of the newest state if that is 0.
+/// Waits for a quorum check that is sent after this call, for the read of `record`, until `latest` at most, and returns its
+/// proof for a read at `revision`, or of the newest state if that is 0.
 ///
 /// # Errors
 /// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
 pub(super) async fn check(
     proxy: &Proxy,
     record: &mut CallRecord,
-    deadlines: Deadlines,
+    latest: Instant,
     revision: i64,
 ) -> Result<Proof, Unproven> {
-    let link = record.check_context();
-    let proving = proxy.mirrors.freshness.prove_at(revision, link);
     // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of
     // the client.
-    let earliest = deadlines.earliest();
-    let proof = if earliest == deadlines.freshness {
+    let earliest = record.deadline().at_most(latest);
+    let proving = proxy.mirrors.freshness.prove_at(revision, record.check_context());
+    let proof = if earliest == latest {
         proving.await?
     } else {
         match Box::pin(tokio::time::timeout_at(earliest, proving)).await {
@@ -213,27 +191,9 @@ pub(super) fn answer_unproven(unproven: Unproven) -> Result<MemoryAnswer, Reason
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use rangecache_base::telemetry::Outcome;
     use rangecache_base::telemetry::outcome::Read;
-
-    #[tokio::test(start_paused = true)]
-    async fn read_waits_until_the_earlier_of_its_two_deadlines() {
-        let freshness = Instant::now() + Duration::from_secs(2);
-        let of = |client| Deadlines { client, freshness };
-        let second = Duration::from_secs(1);
-        assert_eq!(of(None).earliest(), freshness);
-        assert_eq!(of(Some(freshness + second)).earliest(), freshness);
-        assert_eq!(of(Some(freshness - second)).earliest(), freshness - second);
-        let client = of(Some(freshness - second));
-        assert!(!client.client_has_expired());
-        tokio::time::advance(second).await;
-        assert!(client.client_has_expired(), "at the deadline");
-        tokio::time::advance(second).await;
-        assert!(!of(None).client_has_expired(), "the client has set none");
-    }
 
     #[test]
     fn compacted_revision_is_refused_from_memory_and_other_reads_without_proof_are_etcds() {

@@ -19,7 +19,7 @@ pub(super) async fn answer_authorized(
 ) -> Result<MemoryAnswer, Reason> {
     let (request, mirror) = (attempt.request, attempt.mirror);
     // Bounds the authorization and the wait for the mirror together.
-    let deadline = attempt.deadlines.earliest();
+    let deadline = attempt.deadline();
     let authorization = Authorization {
         key: request.query.key.clone(),
         range_end: request.query.range_end.clone(),

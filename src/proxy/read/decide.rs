@@ -2,7 +2,7 @@
 //! depend on the wire format.
 
 use super::answer::{Basis, MemoryAnswer};
-use super::attempt::{Deadlines, ReadAttempt, ReadRequest};
+use super::attempt::{ReadAttempt, ReadRequest};
 use super::authorize::answer_authorized;
 use super::leaf::{answer_leaf_check, is_leaf_check};
 use super::plan::{Plan, PlanInputs, RequiredProof, plan};
@@ -41,15 +41,12 @@ pub(super) async fn decide(
         Ok(bounds) => bounds,
         Err(error) => return Ok(MemoryAnswer::invalid(&error)),
     };
-    let deadlines = Deadlines {
-        client: record.deadline(metadata.timeout),
-        freshness: record.begun() + proxy.mirrors.freshness_timeout(),
-    };
-    if deadlines.client_has_expired() {
+    if record.deadline().has_expired() {
         return Ok(MemoryAnswer::deadline_exceeded());
     }
+    let latest = record.begun() + proxy.mirrors.freshness_timeout();
     if is_leaf_check(request) {
-        return Box::pin(answer_leaf_check(proxy, request, deadlines, record)).await;
+        return Box::pin(answer_leaf_check(proxy, request, latest, record)).await;
     }
     let position = proxy.mirrors.position_holding(&query.interval());
     let mirror = position.and_then(|position| proxy.mirrors.at(position));
@@ -74,12 +71,11 @@ pub(super) async fn decide(
             tracing::debug!(?proof, "planned");
             let attempt = ReadAttempt {
                 proxy,
-                account: &client.account,
                 request,
                 mirror,
                 version,
                 history,
-                deadlines,
+                latest,
                 record,
             };
             prove(attempt, proof).await?
@@ -121,7 +117,7 @@ async fn prove(mut attempt: ReadAttempt<'_>, required: RequiredProof) -> Result<
     };
     answered.or_else(|reason| {
         attempt.record.record_not_proven(attempt.mirror, reason);
-        if attempt.deadlines.client_has_expired() {
+        if attempt.record.deadline().has_expired() {
             Ok(MemoryAnswer::deadline_exceeded())
         } else {
             Err(reason)

@@ -26,7 +26,6 @@ use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
 use etcd_wire::grpc::{CallMetadata, Method, Status};
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::CallBytes;
 use rangecache_upstream::{Outgoing, gates};
 
 /// The request, unchanged, for etcd.
@@ -70,7 +69,6 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         proxy: &Proxy,
         fields: &HeadFields,
         request: Request<Incoming>,
-        call: &mut CallBytes,
         record: &mut CallRecord,
     ) -> Result<ReceivedRead<Self>, Box<CallResult>> {
         let method = Self::METHOD;
@@ -79,7 +77,7 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         let mut uncounted = SHORT_MESSAGE_BYTES;
         let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
             let counted = take_counted(&mut uncounted, bytes);
-            counted == 0 || call.try_grow(counted).is_ok()
+            counted == 0 || record.bytes.try_grow(counted).is_ok()
         });
         let refused = |parts: &Parts, status: &Status| {
             let response = status_response(status, grpc_content_type(&parts.headers));
@@ -92,9 +90,8 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
                 record.outcome = Outcome::Forwarded(Reason::Undecodable);
                 record.begin_forward(&mut parts.headers);
                 let body = Outgoing::resumed(read, body);
-                let forwarding = proxy
-                    .forward
-                    .forward_incoming(parts, body, method, call.account());
+                let account = record.bytes.account();
+                let forwarding = proxy.forward.forward_incoming(parts, body, method, account);
                 let result = Box::pin(forwarding).await;
                 return Err(Box::new(result));
             }
@@ -126,9 +123,10 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         let (Some(metadata), Ok(query)) = (metadata, query) else {
             record.outcome = Outcome::Forwarded(Reason::Undecodable);
             record.begin_forward(&mut parts.headers);
+            let (account, deadline) = (record.bytes.account(), record.deadline());
             let forwarding = proxy
                 .fallback
-                .forward_undecoded(parts, framed, method, call.account());
+                .forward_undecoded(parts, framed, method, account, deadline);
             let result = Box::pin(forwarding).await;
             return Err(Box::new(result));
         };
@@ -196,7 +194,6 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         proxy: &Proxy,
         request: &mut ReadRequest,
         original: Original,
-        call: &CallBytes,
         record: &mut CallRecord,
     ) -> CallResult {
         let Original {
@@ -206,14 +203,15 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         } = original;
         parts.headers = std::mem::take(&mut request.headers);
         record.begin_forward(&mut parts.headers);
+        let deadline = record.deadline();
         let read = UpstreamRead {
             method: Self::METHOD,
             parts,
             framed,
             query: &request.query,
             metadata: &request.metadata,
-            account: call.account(),
-            deadline: record.deadline(request.metadata.timeout),
+            account: record.bytes.account(),
+            deadline,
             outcome: &mut record.outcome,
         };
         let page = match proxy.fallback.fetch(read).await {

@@ -6,9 +6,10 @@
 
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::answer::MemoryAnswer;
-use super::attempt::{Deadlines, ReadRequest, answer_unproven, check};
+use super::attempt::{ReadRequest, answer_unproven, check};
 use crate::proxy::call::{CallHead, CallRecord};
 use crate::proxy::handles::Proxy;
 use crate::proxy::response::ResponseBody;
@@ -73,7 +74,7 @@ pub(super) fn is_leaf_check(request: &ReadRequest) -> bool {
 pub(super) async fn answer_leaf_check(
     proxy: &Proxy,
     request: &ReadRequest,
-    deadlines: Deadlines,
+    latest: Instant,
     record: &mut CallRecord,
 ) -> Result<MemoryAnswer, Reason> {
     let (query, cluster_state) = (&request.query, &proxy.mirrors.cluster_state);
@@ -93,7 +94,7 @@ pub(super) async fn answer_leaf_check(
             .inspect(|proof| record.record_proof(proof))
             .map_err(Into::into)
     } else {
-        check(proxy, record, deadlines, query.revision.max(0)).await
+        check(proxy, record, latest, query.revision.max(0)).await
     };
     let proof = match checked {
         Ok(proof) => proof,

@@ -4,11 +4,11 @@
 //! as there are worker threads have a turn, and pass it on after [`TURN_ENTRIES`]: clients, and the connections of a client, wait
 //! for each other by entries. What a scan finds counts against `--buffer-max-bytes` as long as its response does.
 
-use crate::proxy::forward::{Gate, status_without_turn};
+use crate::proxy::forward::{outcome_of, status_of};
 use etcd_store::cache::{Scan, Selected};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind, NoTurn};
+use rangecache_edge::limits::{ByteKind, Exceeded, Gate, HeldBytes};
 use rangecache_mirror::HeldView;
 
 /// Entries after which a scan yields. A scan of no more needs no turn.
@@ -20,16 +20,14 @@ const TURN_ENTRIES: u64 = 64 * STEP_ENTRIES;
 #[derive(Debug)]
 pub(in crate::proxy) struct ScannedEntries {
     pub(super) view: HeldView,
-    _order: CallBytes,
+    _order: HeldBytes,
 }
 
 /// Reason for which a scan has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotScanned {
     #[error(transparent)]
-    NoTurn(#[from] NoTurn),
-    #[error(transparent)]
-    Buffers(#[from] BudgetExceeded),
+    Exceeded(#[from] Exceeded),
     /// The scan needs more memory than a call may ever have.
     #[error("the scan needs more memory than a call may have")]
     TooLarge,
@@ -43,13 +41,13 @@ impl NotScanned {
     pub(super) fn refusal(self) -> Result<(Status, Outcome), Reason> {
         Ok(match self {
             NotScanned::TooLarge => return Err(Reason::BufferBytes),
-            NotScanned::Buffers(BudgetExceeded) => (Status::BufferBytes, Outcome::Shed(Reason::BufferBytes)),
-            NotScanned::NoTurn(cause) => {
-                let outcome = match cause {
-                    NoTurn::TooManyWaiting | NoTurn::Late => Outcome::Shed(Reason::TooManyWaiting),
-                    NoTurn::Deadline => Outcome::Cancelled(Reason::Deadline),
+            NotScanned::Exceeded(cause) => {
+                let status = status_of(cause);
+                let outcome = match outcome_of(&status) {
+                    Some(outcome @ Outcome::Shed(_)) => outcome,
+                    _ => Outcome::Cancelled(Reason::Deadline),
                 };
-                (status_without_turn(cause), outcome)
+                (status, outcome)
             }
         })
     }
@@ -58,14 +56,14 @@ impl NotScanned {
 /// Makes `scan` of the entries of `view`.
 ///
 /// # Errors
-/// [`NotScanned`], for lack of a turn or of memory.
+/// [`NotScanned`], for lack of a slot or of memory.
 pub(super) async fn scan_in_turns(
     mut scan: Scan<'_>,
     view: HeldView,
     gate: Gate<'_>,
 ) -> Result<(Selected, ScannedEntries), NotScanned> {
-    let mut turn = gate.acquire().await?;
-    let mut order = gate.account.hold(CallKind::Request);
+    let mut slot = gate.acquire().await?;
+    let mut order = gate.account.hold(ByteKind::Request);
     let mut left = TURN_ENTRIES;
     let selected = loop {
         let more = scan.memory_bytes().saturating_sub(order.bytes());
@@ -82,7 +80,7 @@ pub(super) async fn scan_in_turns(
         left -= STEP_ENTRIES;
         if left == 0 {
             left = TURN_ENTRIES;
-            turn = turn.renew(gate.account, gate.deadline).await?;
+            slot = slot.renew(gate.account, gate.deadline).await?;
         }
     };
     let order_bytes = match &selected {
@@ -104,7 +102,7 @@ mod tests {
     use crate::proxy::testing::Scene;
     use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{Dialect, RangeQuery, Selecting, Tree, begin_select};
-    use rangecache_edge::limits::BufferMetrics;
+    use rangecache_edge::limits::{BufferMetrics, Deadline};
 
     const DIALECT: Dialect = Dialect {
         keys_only_has_lease: false,
@@ -138,7 +136,7 @@ mod tests {
             panic!("no scan: {query:?}")
         };
         let view = scene.mirrors.at(0).unwrap().hold_view(false);
-        scan_in_turns(scan, view, scene.proxy.scan_gate(&client.account, None)).await
+        scan_in_turns(scan, view, scene.proxy.scan_gate(&client.account, Deadline::NONE)).await
     }
 
     fn held_bytes(scene: &Scene) -> u64 {
@@ -202,7 +200,7 @@ mod tests {
                 Err(refused) => break refused,
             }
         };
-        assert_eq!(refused, NotScanned::Buffers(BudgetExceeded));
+        assert_eq!(refused, NotScanned::Exceeded(Exceeded::Bytes));
         assert!(!kept.is_empty());
         assert!(matches!(
             refused.refusal(),

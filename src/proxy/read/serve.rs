@@ -20,7 +20,6 @@ use etcd_wire::grpc::Status;
 use etcd_wire::grpc::fields::HeadFields;
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::CallBytes;
 
 /// Wire format of reads: how a request is read, how its response is written, and how etcd is asked instead.
 pub(in crate::proxy) trait WireFormat: Sized {
@@ -30,7 +29,7 @@ pub(in crate::proxy) trait WireFormat: Sized {
     /// The unchanged request, for etcd, but for what [`ReadRequest`] has.
     type Original;
 
-    /// Reads and decodes the request, whose header fields are `fields`. `call` counts its bytes as they arrive.
+    /// Reads and decodes the request, whose header fields are `fields`. `record` counts its bytes as they arrive.
     ///
     /// # Errors
     /// Result of the call if the request is not returned: it was refused, or forwarded because it is not understood.
@@ -38,7 +37,6 @@ pub(in crate::proxy) trait WireFormat: Sized {
         proxy: &Proxy,
         fields: &HeadFields,
         request: Request<Incoming>,
-        call: &mut CallBytes,
         record: &mut CallRecord,
     ) -> Result<ReceivedRead<Self>, Box<CallResult>>;
 
@@ -68,7 +66,6 @@ pub(in crate::proxy) trait WireFormat: Sized {
         proxy: &Proxy,
         request: &mut ReadRequest,
         original: Self::Original,
-        call: &CallBytes,
         record: &mut CallRecord,
     ) -> CallResult;
 }
@@ -95,12 +92,11 @@ impl From<CorruptBlock> for Unservable {
     }
 }
 
-/// Serves a read in the format `W`, whose header fields are `fields`. `call` counts its bytes.
+/// Serves a read in the format `W`, whose header fields are `fields`.
 pub(in crate::proxy) async fn serve<W: WireFormat>(
     client: &Client,
     fields: &HeadFields,
     request: Request<Incoming>,
-    call: &mut CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
     record.begin_read(W::KIND);
@@ -114,10 +110,10 @@ pub(in crate::proxy) async fn serve<W: WireFormat>(
     );
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
-        return handle::<W>(client, fields, request, call, record).await;
+        return handle::<W>(client, fields, request, record).await;
     }
     record.log_in(span.clone());
-    handle::<W>(client, fields, request, call, record)
+    handle::<W>(client, fields, request, record)
         .instrument(span)
         .await
 }
@@ -132,11 +128,10 @@ async fn handle<W: WireFormat>(
     client: &Client,
     fields: &HeadFields,
     request: Request<Incoming>,
-    call: &mut CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
-    let received = match W::receive(proxy, fields, request, call, record).await {
+    let received = match W::receive(proxy, fields, request, record).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
@@ -162,7 +157,7 @@ async fn handle<W: WireFormat>(
         Err(reason) => reason,
     };
     // Boxed, so that the future of a read from memory stays small.
-    Box::pin(fetch(proxy, received, reason, call, record)).await
+    Box::pin(fetch(client, received, reason, record)).await
 }
 
 /// Responds from memory.
@@ -205,12 +200,12 @@ fn respond<W: WireFormat>(
 /// Gets the response from etcd, because memory could not answer for `reason`. Once no member of etcd answers, the response may
 /// be a stale one from memory.
 async fn fetch<W: WireFormat>(
-    proxy: &Proxy,
+    client: &Client,
     received: ReceivedRead<W>,
     reason: Reason,
-    call: &CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
+    let proxy = &*client.proxy;
     let ReceivedRead {
         mut request,
         format,
@@ -222,8 +217,8 @@ async fn fetch<W: WireFormat>(
     }
     record.outcome = Outcome::Forwarded(reason);
     request.metadata.bypass |= reason == Reason::ForwardAll;
-    let stale = StaleRead::of(proxy, &request, call.account());
-    let fetching = format.fetch(proxy, &mut request, original, call, record);
+    let stale = StaleRead::of(proxy, &request, &client.account);
+    let fetching = format.fetch(proxy, &mut request, original, record);
     match stale {
         None => fetching.await,
         Some(stale) => tokio::select! {
@@ -250,7 +245,6 @@ mod tests {
     use crate::proxy::response::status_response;
     use crate::proxy::testing::Scene;
     use etcd_wire::grpc::CallMetadata;
-    use rangecache_edge::limits::CallKind;
 
     /// A format in which no response can be made for this reason, and etcd answers with a status of its own.
     struct Told(fn() -> Unservable);
@@ -268,7 +262,6 @@ mod tests {
             _: &Proxy,
             _: &HeadFields,
             _: Request<Incoming>,
-            _: &mut CallBytes,
             _: &mut CallRecord,
         ) -> Result<ReceivedRead<Told>, Box<CallResult>> {
             unreachable!("the request is there")
@@ -293,7 +286,6 @@ mod tests {
             _: &Proxy,
             request: &mut ReadRequest,
             (): (),
-            _: &CallBytes,
             _: &mut CallRecord,
         ) -> CallResult {
             let bypasses = request.metadata.bypass.to_string();
@@ -320,8 +312,8 @@ mod tests {
             format: TOO_LONG,
             original: (),
         };
-        let (call, mut record) = (scene.client().account.hold(CallKind::Request), record());
-        let result = fetch(&scene.proxy, received, reason, &call, &mut record).await;
+        let mut record = record();
+        let result = fetch(&scene.client(), received, reason, &mut record).await;
         let text = result.unwrap().headers()["grpc-message"]
             .to_str()
             .unwrap()

@@ -9,7 +9,7 @@ use super::attempt::ReadRequest;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
-use rangecache_edge::limits::ClientAccount;
+use rangecache_edge::limits::{ClientAccount, Deadline};
 use rangecache_mirror::StaleView;
 
 /// Interval at which a read that was sent to etcd finds out whether a member still answers.
@@ -76,7 +76,7 @@ impl<'a> StaleRead<'a> {
             basis: Basis::Stale,
         };
         let version = proxy.forward.upstream.lowest_version()?;
-        let gate = proxy.scan_gate(self.account, None);
+        let gate = proxy.scan_gate(self.account, Deadline::NONE);
         match answer(query, proven, version, cluster_state, gate).await {
             Ok(answer @ MemoryAnswer::Entries(..)) => Some(StaleAnswer { answer, age }),
             // Only etcd refuses a read: another history may have the revision that the last view lacks.

@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 use super::message::control;
 use super::receive::{Received, Requests};
@@ -19,6 +19,7 @@ use etcd_store::cache::{ResponseHeader, Rope, WatchFields};
 use etcd_wire::grpc::{Method, Status};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::Counted;
+use rangecache_edge::limits::Deadline;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::BoxError;
 
@@ -52,16 +53,15 @@ pub(super) struct Downstream {
 }
 
 impl Downstream {
-    /// The client's side of a `stream` that has `arrived`, and whose first request stays in `requests`.
+    /// The client's side of a `stream` that ends at `deadline`, and whose first request stays in `requests`.
     pub(super) fn new(
         stream: StreamContext,
         requests: Requests,
         bytes: StreamBytes,
-        arrived: Instant,
+        deadline: Deadline,
     ) -> Downstream {
         let proxy = &stream.client.proxy;
-        let timeout = stream.metadata.timeout;
-        let expires = timeout.map(|timeout| tokio::time::sleep_until(arrived + timeout));
+        let expires = deadline.at().map(tokio::time::sleep_until);
         Downstream {
             open: proxy.telemetry.metrics.watches.open_memory(),
             stop: StopSignal::new(Method::Watch, &proxy.forward.drain),

@@ -15,7 +15,7 @@ use super::request::WatchRequest;
 use super::returning::{Joined, join};
 use etcd_store::cache::WatchFields;
 use rangecache_base::telemetry::Reason;
-use tokio::sync::OwnedSemaphorePermit;
+use rangecache_edge::limits::Slot;
 
 impl Session {
     /// Lets etcd serve the stream's requests and watchers, until there is something to send, or memory has to continue the stream.
@@ -195,17 +195,17 @@ impl EtcdStream {
         }
     }
 
-    /// Requests a barrier, if memory can serve every watcher; returns the turn of the attempt.
-    fn begin_return(&mut self, down: &Downstream, cx: &mut Context<'_>) -> Option<OwnedSemaphorePermit> {
+    /// Requests a barrier, if memory can serve every watcher; returns the slot of the attempt.
+    fn begin_return(&mut self, down: &Downstream, cx: &mut Context<'_>) -> Option<Slot> {
         // Their bytes are counted already.
         let can_serve = |create: &_| down.stream.place(create).is_some();
         if !self.is_of_current_history() || !self.relay.may_return(can_serve) || !self.accepts_request(cx) {
             return None;
         }
-        let turns = Arc::clone(&down.stream.client.proxy.watch_returns);
-        let turn = turns.try_acquire_owned().ok()?;
+        let client = &down.stream.client;
+        let slot = client.proxy.watch_returns.try_acquire(&client.account)?;
         self.request_barrier();
-        Some(turn)
+        Some(slot)
     }
 
     /// Lets the watchers join memory behind the barrier of `revision`.

@@ -10,7 +10,7 @@ use http::HeaderMap;
 use http::request::Parts;
 use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
@@ -26,7 +26,7 @@ use etcd_wire::grpc::Status;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use rangecache_base::telemetry::Reason;
-use rangecache_edge::limits::{BudgetExceeded, CallBytes, CallKind};
+use rangecache_edge::limits::{ByteKind, Deadline, Exceeded, HeldBytes, Slot};
 use rangecache_mirror::WatchedLoads;
 use rangecache_mirror::lineage::{ClusterState, History};
 use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
@@ -35,14 +35,12 @@ use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, Upstrea
 const REQUESTS: usize = 16;
 /// Time within which etcd has to continue every watcher.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for the turn of a handover.
-const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message that is read as a whole, in order to drop it.
 const MAX_DROPPED_BYTES: usize = 4 << 20;
 
-/// The call, with the turn of a handover; otherwise why there is none: `None` if etcd's response was late, or what it continues is not
+/// The call, with the slot of a handover; otherwise why there is none: `None` if etcd's response was late, or what it continues is not
 /// known to be of the client's history.
-type Opened = Result<(UpstreamResponse, Option<OwnedSemaphorePermit>), Option<SendError>>;
+type Opened = Result<(UpstreamResponse, Option<Slot>), Option<SendError>>;
 
 /// Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
@@ -53,8 +51,8 @@ pub(super) struct EtcdStream {
     requests: Option<PollSender<Bytes>>,
     opening: Option<Pin<Box<dyn Future<Output = Opened> + Send>>>,
     response: Option<(UpstreamBody, InFlight)>,
-    /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
-    turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
+    /// The slot of a handover, and the time limit for it: until etcd has continued every watcher.
+    slot: Option<(Slot, Pin<Box<Sleep>>)>,
     /// Bytes that have arrived from etcd, from the first one that was not decided about.
     buffer: BytesMut,
     /// Bytes of the current message that are still to come, and whether the client gets them.
@@ -64,7 +62,7 @@ pub(super) struct EtcdStream {
     /// The current message is the last one before the barrier of this revision.
     barrier: Option<i64>,
     /// Counts what etcd has sent, or may send, while the client does not read.
-    held: CallBytes,
+    held: HeldBytes,
     cluster_state: Arc<ClusterState>,
     /// etcd's history when the call began.
     history: Arc<History>,
@@ -91,7 +89,7 @@ pub(super) enum StreamStep {
 
 impl EtcdStream {
     /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
-    /// request. A handover waits for its turn, and for the proof that etcd may continue what was `watched` in `history` (W10); what
+    /// request. A handover waits for its slot, and for the proof that etcd may continue what was `watched` in `history` (W10); what
     /// happens meanwhile is sent by etcd later.
     pub(super) fn open(
         client: &Client,
@@ -117,18 +115,19 @@ impl EtcdStream {
         });
         let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
         let proxy = &client.proxy;
-        let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
+        let (forward, slots) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
+        let account = Arc::clone(&client.account);
         let (mirrors, of) = (Arc::clone(&proxy.mirrors), history.id);
         let opening = async move {
-            let turn = match is_handover {
-                true => Some(take_turn(turns).await.ok_or(None)?),
+            let slot = match is_handover {
+                true => Some(slots.acquire(&account, Deadline::NONE).await.map_err(|_| None)?),
                 false => None,
             };
             let body = RequestBody::Once(Outgoing::tonic(body));
             let sending = forward.send(parts, body, ConnectionClass::Endless);
             if !is_handover {
                 // etcd's response begins with its first message.
-                return Ok((sending.await?, turn));
+                return Ok((sending.await?, slot));
             }
             let proven = async {
                 let sent = sending.await?;
@@ -139,7 +138,7 @@ impl EtcdStream {
                 }
             };
             let opened = tokio::time::timeout(CONTINUE_TIMEOUT, proven).await;
-            Ok((opened.unwrap_or(Err(None))?, turn))
+            Ok((opened.unwrap_or(Err(None))?, slot))
         };
         EtcdStream {
             relay,
@@ -147,12 +146,12 @@ impl EtcdStream {
             requests: Some(PollSender::new(requests)),
             opening: Some(Box::pin(opening)),
             response: None,
-            turn: None,
+            slot: None,
             buffer: BytesMut::new(),
             rest: (0, false),
             drop_through: None,
             barrier: None,
-            held: client.account.hold(CallKind::Forwarded),
+            held: client.account.hold(ByteKind::Forwarded),
             cluster_state: Arc::clone(&proxy.forward.cluster_state),
             history,
         }
@@ -223,8 +222,8 @@ impl EtcdStream {
                 return Poll::Ready(next);
             }
             if self.relay.has_continued() {
-                self.turn = None;
-            } else if let Some((_, late)) = &mut self.turn
+                self.slot = None;
+            } else if let Some((_, late)) = &mut self.slot
                 && late.as_mut().poll(cx).is_ready()
             {
                 return Poll::Ready(interrupted());
@@ -273,9 +272,9 @@ impl EtcdStream {
             Ok((opened, _)) if opened.response.headers().contains_key(GRPC_STATUS) => {
                 status_in(opened.response.headers())
             }
-            Ok((opened, turn)) => {
+            Ok((opened, slot)) => {
                 let late = || Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
-                self.turn = turn.map(|turn| (turn, late()));
+                self.slot = slot.map(|slot| (slot, late()));
                 self.response = Some((opened.response.into_body(), opened.in_flight));
                 return None;
             }
@@ -297,7 +296,7 @@ impl EtcdStream {
     /// The end of a stream that its client reads too slowly. etcd's clients connect again, and resume.
     fn unread(&self) -> StreamStep {
         StreamStep::End(match self.is_in_message() {
-            true => Err(BudgetExceeded.into()),
+            true => Err(Exceeded::Bytes.into()),
             false => Ok(Status::UnreadStream.trailers()),
         })
     }
@@ -394,12 +393,6 @@ impl EtcdStream {
         }
         None
     }
-}
-
-/// Waits for the turn of a handover; `None` if that took too long.
-async fn take_turn(turns: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
-    let turn = tokio::time::timeout(TURN_TIMEOUT, turns.acquire_owned()).await;
-    turn.ok()?.ok()
 }
 
 /// The end after which etcd's clients connect again and resume.
@@ -527,9 +520,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn handover_without_a_turn_in_time_interrupts_the_stream_or_says_that_history_was_replaced() {
         let scene = Scene::new(&[]);
-        let turns = Arc::clone(&scene.proxy.watch_handovers);
-        let all = u32::try_from(turns.available_permits()).unwrap();
-        let _taken = turns.acquire_many_owned(all).await.unwrap();
+        let (slots, client) = (&scene.proxy.watch_handovers, scene.client());
+        let _taken: Vec<_> = std::iter::from_fn(|| slots.try_acquire(&client.account)).collect();
         let carried = || {
             vec![Carried {
                 id: 0,

@@ -527,6 +527,7 @@ mod tests {
     use crate::proxy::testing::Scene;
     use etcd_wire::etcdserverpb::watch_request::RequestUnion;
     use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchCreateRequest};
+    use rangecache_edge::limits::ByteKind;
 
     fn create(watch_id: i64) -> Bytes {
         message(RequestUnion::CreateRequest(WatchCreateRequest {
@@ -576,7 +577,7 @@ mod tests {
     async fn watcher_that_starts_below_a_compaction_is_created_and_then_cancelled() {
         let scene = Scene::new(&[]);
         let mut session = session(&scene, Bytes::new());
-        let used = || scene.proxy.watch_budgets.streams.used_bytes();
+        let used = || scene.proxy.ledger.used_bytes(ByteKind::WatchStream);
         let (own, of_watcher) = (used(), Create::default().watcher_bytes());
         session.created_compacted(&Create::default(), 30);
         let sent = take_control(&mut session.down);

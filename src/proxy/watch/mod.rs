@@ -50,7 +50,6 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
-use tokio::time::Instant;
 
 use super::call::CallRecord;
 use super::forward::forward_endless;
@@ -85,7 +84,6 @@ pub(super) async fn watch(
     let proxy = &client.proxy;
     // Until memory serves the stream.
     record.set_source(Source::Etcd);
-    let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = metadata.content_type.clone();
@@ -103,7 +101,7 @@ pub(super) async fn watch(
     {
         return forward(client, parts, requests, reason, record).await;
     }
-    let Ok(bytes) = StreamBytes::begin(&proxy.watch_budgets) else {
+    let Ok(bytes) = StreamBytes::begin(&client.account) else {
         return forward(client, parts, requests, Reason::OverBudget, record).await;
     };
     match &answer {
@@ -117,7 +115,7 @@ pub(super) async fn watch(
         }
         _ => record.record_watch_source("memory", ""),
     }
-    let session = Session::begin(stream, requests, bytes, arrived, create, answer);
+    let session = Session::begin(stream, requests, bytes, record.deadline(), create, answer);
     Ok(ResponseBody::from_source(session).into_response(content_type))
 }
 
@@ -134,7 +132,7 @@ async fn forward(
     let (forward, account) = (&client.proxy.forward, &client.account);
     let body = requests.into_outgoing();
     let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
-    let forwarding = forward_endless(forward, parts, body, Method::Watch, account);
+    let forwarding = forward_endless(forward, parts, body, Method::Watch, (account, record.deadline()));
     let response = Box::pin(forwarding).await;
     response.map(|response| response.map(|body| body.holding(open)))
 }

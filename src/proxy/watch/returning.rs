@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use http::HeaderMap;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use super::plan::ServingMirror;
@@ -15,6 +14,7 @@ use super::request::Carried;
 use super::start::{authorize, reason_of};
 use crate::proxy::handles::Client;
 use rangecache_base::telemetry::Reason;
+use rangecache_edge::limits::Slot;
 use rangecache_mirror::fan_out::{Join, Reader, Signal};
 use rangecache_mirror::freshness::Unproven;
 use rangecache_mirror::lineage::{Auth, HistoryId};
@@ -34,7 +34,7 @@ pub(super) struct Returning {
     timer: Pin<Box<Sleep>>,
     pause: Duration,
     /// The turn of the present attempt, one of those that the process has.
-    turn: Option<OwnedSemaphorePermit>,
+    turn: Option<Slot>,
     /// The watchers that join memory behind the barrier, once etcd has sent it.
     joining: Option<Joining>,
 }
@@ -69,7 +69,7 @@ impl Returning {
     }
 
     /// Begins an attempt whose barrier was requested.
-    pub(super) fn begin(&mut self, turn: OwnedSemaphorePermit, cx: &mut Context<'_>) {
+    pub(super) fn begin(&mut self, turn: Slot, cx: &mut Context<'_>) {
         self.turn = Some(turn);
         self.restart(ATTEMPT_TIMEOUT, cx);
     }

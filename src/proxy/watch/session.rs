@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http_body::Frame;
-use tokio::time::Instant;
 
 use super::downstream::Downstream;
 use super::memory::Session;
@@ -16,6 +15,7 @@ use super::stream_bytes::StreamBytes;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use etcd_store::cache::Rope;
 use rangecache_base::telemetry::metrics;
+use rangecache_edge::limits::Deadline;
 use rangecache_upstream::BoxError;
 
 impl Session {
@@ -24,12 +24,12 @@ impl Session {
         stream: StreamContext,
         mut requests: Requests,
         bytes: StreamBytes,
-        arrived: Instant,
+        deadline: Deadline,
         create: Create,
         answer: Answer,
     ) -> Session {
         requests.consume();
-        let mut session = Session::new(Downstream::new(stream, requests, bytes, arrived));
+        let mut session = Session::new(Downstream::new(stream, requests, bytes, deadline));
         // Memory may serve the stream once the reason has passed.
         session.answered(create, answer, true);
         if let Some(leave) = session.leave.take() {

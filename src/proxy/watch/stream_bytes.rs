@@ -11,8 +11,7 @@ use tokio::time::Instant;
 
 use super::request::Create;
 use crate::proxy::response::FrameBytes;
-use crate::proxy::watch_memory::WatchBudgets;
-use rangecache_edge::limits::{BudgetExceeded, ByteBudget, HeldBytes};
+use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 
 /// Bytes of a stream without its watchers: its state, its request's head, and a short message.
 const STREAM_BYTES: u64 = 4 << 10;
@@ -24,13 +23,11 @@ const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
 /// [`FEED_RESPONSE_TIMEOUT`](rangecache_mirror::FEED_RESPONSE_TIMEOUT), and would create its watch again and again.
 const FEED_ROOM_TIMEOUT: Duration = Duration::from_secs(2);
 
-type RoomFuture = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
+type RoomFuture = Pin<Box<dyn Future<Output = Result<HeldBytes, Exceeded>> + Send>>;
 
 /// Bytes of one stream that count until dropped.
 pub(super) struct StreamBytes {
-    /// The part of the budget for streams and watchers.
-    streams: Arc<ByteBudget>,
-    /// The stream and its watchers, in that part.
+    /// The stream and its watchers, in the part of the budget for these.
     admitted: HeldBytes,
     /// The stream and its watchers, in the whole budget.
     own: HeldBytes,
@@ -49,25 +46,25 @@ impl StreamBytes {
     ///
     /// # Errors
     /// There is no room for it.
-    pub(super) fn begin(budgets: &WatchBudgets) -> Result<StreamBytes, BudgetExceeded> {
+    pub(super) fn begin(account: &Arc<ClientAccount>) -> Result<StreamBytes, Exceeded> {
         let mut bytes = StreamBytes {
-            streams: Arc::clone(&budgets.streams),
-            admitted: budgets.streams.hold(),
-            own: budgets.all.hold(),
+            admitted: account.hold(ByteKind::WatchStream),
+            own: account.hold(ByteKind::Watch),
             relayed: 0,
-            unproduced: budgets.all.hold(),
+            unproduced: account.hold(ByteKind::Watch),
             frame: None,
             waiting: None,
         };
-        let admitted = bytes.admitted.try_grow(STREAM_BYTES);
-        admitted.inspect_err(|_| bytes.admitted.record_refusal())?;
+        bytes.admitted.try_grow(STREAM_BYTES)?;
         bytes.own.set(STREAM_BYTES);
         Ok(bytes)
     }
 
     /// Whether there is room for the watcher of `create`.
     pub(super) fn has_room_for_watcher(&self, create: &Create) -> bool {
-        self.streams.used_bytes() + create.watcher_bytes() <= self.streams.max_bytes()
+        let ledger = self.admitted.account().ledger();
+        let kind = ByteKind::WatchStream;
+        ledger.used_bytes(kind) + create.watcher_bytes() <= ledger.max_bytes(kind)
     }
 
     /// Records that there was no room for a watcher.
@@ -105,7 +102,7 @@ impl StreamBytes {
             return true;
         }
         let more = bytes - self.unproduced.bytes();
-        if self.unproduced.try_grow(more).is_ok() {
+        if self.unproduced.grow_if_free(more) {
             return true;
         }
         let mut held = self.unproduced.split(u64::MAX);
@@ -121,7 +118,7 @@ impl StreamBytes {
     ///
     /// # Errors
     /// There was no room in time, or can never be.
-    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BudgetExceeded>> {
+    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Exceeded>> {
         let Some(waiting) = &mut self.waiting else {
             return Poll::Ready(Ok(()));
         };
@@ -163,14 +160,21 @@ impl StreamBytes {
 mod tests {
     use super::*;
     use crate::proxy::metrics::WatchMetrics;
+    use rangecache_edge::limits::{BufferMetrics, BytesLedger};
     use rangecache_mirror::FEED_RESPONSE_TIMEOUT;
+
+    /// The account of a connection, with room for eight streams.
+    fn account(watches: &WatchMetrics) -> Arc<ClientAccount> {
+        let (max_bytes, buffers) = (8 * STREAM_BYTES, BufferMetrics::default());
+        BytesLedger::new(max_bytes, max_bytes, &buffers, watches.budgets()).account(0, Arc::default())
+    }
 
     #[test]
     fn stream_and_its_watchers_count_until_dropped_and_leave_room_for_events() {
         let watches = WatchMetrics::default();
-        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &watches);
+        let account = account(&watches);
         let mut streams: Vec<_> = (0..5)
-            .map(|_| StreamBytes::begin(&budgets).expect("room"))
+            .map(|_| StreamBytes::begin(&account).expect("room"))
             .collect();
         let create = Create {
             key: vec![b'k'; 256].into(),
@@ -182,28 +186,29 @@ mod tests {
             watchers += 1;
         }
         assert_eq!(watchers, 4, "up to three quarters");
-        assert!(StreamBytes::begin(&budgets).is_err());
-        assert_eq!(watches.budget().refused.get(), 1);
+        assert!(StreamBytes::begin(&account).is_err());
+        assert_eq!(watches.budgets()[0].refused.get(), 1);
         (0..watchers).for_each(|_| streams[0].remove_watcher(&create));
         streams[0].set_relayed(4 * create.watcher_bytes());
         assert!(!streams[1].has_room_for_watcher(&create), "etcd serves four");
         streams[0].set_relayed(create.watcher_bytes());
         assert!(streams[1].has_room_for_watcher(&create));
         streams[0].set_relayed(0);
-        let used = || [&budgets.all, &budgets.streams].map(|budget| budget.used_bytes());
+        let kinds = [ByteKind::Watch, ByteKind::WatchStream];
+        let used = || kinds.map(|kind| account.ledger().used_bytes(kind));
         assert_eq!(used(), [20 << 10; 2]);
-        assert_eq!(watches.stream_budget().used.get(), 20 << 10);
+        assert_eq!(watches.budgets()[1].used.get(), 20 << 10);
         drop(streams);
         assert_eq!(used(), [0; 2]);
-        assert_eq!(watches.stream_budget().used.get(), 0);
+        assert_eq!(watches.budgets()[1].used.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn long_message_waits_for_room_and_a_short_one_needs_none() {
-        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &WatchMetrics::default());
-        let mut streams = [(); 2].map(|()| StreamBytes::begin(&budgets).expect("room"));
+        let account = account(&WatchMetrics::default());
+        let mut streams = [(); 2].map(|()| StreamBytes::begin(&account).expect("room"));
         let [stream, other] = &mut streams;
-        let used = || budgets.all.used_bytes();
+        let used = || account.ledger().used_bytes(ByteKind::Watch);
         let empty = used();
         assert!(stream.admit(SHORT_MESSAGE_BYTES, false));
         assert_eq!(used(), empty, "the stream's own bytes cover it");
@@ -219,6 +224,6 @@ mod tests {
         assert!(!stream.admit(long, true));
         let etcd_continues = std::future::poll_fn(|cx| stream.poll_room(cx));
         let waited = tokio::time::timeout(FEED_RESPONSE_TIMEOUT / 2, etcd_continues).await;
-        assert_eq!(waited, Ok(Err(BudgetExceeded)), "a leaf awaits its events");
+        assert_eq!(waited, Ok(Err(Exceeded::Bytes)), "a leaf awaits its events");
     }
 }

@@ -15,6 +15,7 @@ use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{WatchRequest, WatchResponse};
 use etcd_wire::grpc::CallMetadata;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, framed};
+use rangecache_edge::limits::Deadline;
 
 /// Headers of a call, with these in addition.
 pub(super) fn headers(more: &[(&'static str, &'static str)]) -> HeaderMap {
@@ -35,8 +36,9 @@ pub(super) fn downstream(
     let stream = StreamContext::new(&client, &headers, metadata, CallProtocol::Grpc, None);
     let timeout = scene.proxy.request_timeout;
     let requests = Requests::of_message(messages.into(), timeout);
-    let bytes = StreamBytes::begin(&scene.proxy.watch_budgets).unwrap();
-    Downstream::new(stream, requests, bytes, Instant::now())
+    let bytes = StreamBytes::begin(&stream.client.account).unwrap();
+    let deadline = Deadline::after(Instant::now(), stream.metadata.timeout);
+    Downstream::new(stream, requests, bytes, deadline)
 }
 
 /// A request as a message with its gRPC prefix.

@@ -9,7 +9,7 @@ pub(super) const BUGS: &[Bug] = &[
         test: "--test end_to_end burst_of_one_connection_delays_another_by_one_call",
         shows: r#""burst", "burst", "burst""#,
         changes: &[Change {
-            item: "Waiters::pop",
+            item: "Line::pop",
             find: "connections.take_turn(connection, BTreeMap::pop_first)",
             replace: "connections.change(connection, BTreeMap::pop_first)",
         }],
@@ -20,14 +20,14 @@ pub(super) const BUGS: &[Bug] = &[
         test: "--test end_to_end burst_of_one_client_on_many_connections_delays_another_by_one_call",
         shows: r#""noisy", "noisy", "noisy""#,
         changes: &[Change {
-            item: "Owner::new",
+            item: "ClientAccount::owner",
             find: "
-client: account.client(),
-connection: account.number(),
+client: self.client(),
+connection: self.number,
 ",
             replace: "
-client: account.client() * 0,
-connection: account.number() * 0,
+client: self.client() * 0,
+connection: self.number * 0,
 ",
         }],
     },
@@ -140,12 +140,12 @@ ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
     Bug {
         name: "89-count-connections-alone",
         what: "a client takes the buffers by many connections",
-        test: "--lib limits::call_bytes",
+        test: "--lib limits::bytes",
         shows: "client_with_many_connections_takes_no_more_than_its_part_while_others_are_connected",
         changes: &[Change {
-            item: "CallBuffers::may_hold",
-            find: "of_client.is_none_or(|of_client| of_client <= fair.max(self.max_bytes / CLIENT_DIVISOR))",
-            replace: "of_client.is_none_or(|_| fair > 0)",
+            item: "Part::permits",
+            find: "ask.is_alone || ask.of_client <= fair.max(max / CLIENT_DIVISOR)",
+            replace: "ask.is_alone || fair > 0",
         }],
     },
     Bug {

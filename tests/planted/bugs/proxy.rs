@@ -58,8 +58,8 @@ if state.source.may_stay_unread() {
         shows: "memory: .* each",
         changes: &[Change {
             item: "ResponseBody::deliver",
-            find: "call.shrink_to(CALL_BYTES + source.request_bytes());",
-            replace: "call.shrink_to(CALL_BYTES + source.request_bytes().min(0));",
+            find: "record.bytes.shrink_to(CALL_BYTES + source.request_bytes());",
+            replace: "record.bytes.shrink_to(CALL_BYTES + source.request_bytes().min(0));",
         }],
     },
     Bug {
@@ -179,8 +179,8 @@ if state.source.may_stay_unread() {
         shows: "the reads are in flight, or wait",
         changes: &[Change {
             item: "Fallback::fetch_large",
-            find: "self.fetch_alone(read, scope, None, &self.unshared_turns).await",
-            replace: "self.fetch_alone(read, scope, None, &self.turns).await",
+            find: "self.fetch_alone(read, scope, None, &self.unshared).await",
+            replace: "self.fetch_alone(read, scope, None, &self.large).await",
         }],
     },
     Bug {

@@ -106,7 +106,7 @@ metadata.marks.check
         shows: "the long one is in progress",
         changes: &[Change {
             item: "scan_in_turns",
-            find: "turn = turn.renew(gate.account, gate.deadline).await?;",
+            find: "slot = slot.renew(gate.account, gate.deadline).await?;",
             replace: "",
         }],
     },

@@ -1,6 +1,7 @@
 //! Metrics of what is bounded: buffered bytes, turns, shares of clients.
 
-use rangecache_base::telemetry::metrics::{Counter, Gauge, Within, gauge, metric_group};
+use super::wait::Exceeded;
+use rangecache_base::telemetry::metrics::{Counter, Gauge, gauge, metric_group};
 
 /// Every kind of buffered bytes.
 const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];
@@ -65,7 +66,7 @@ impl BufferKindMetrics {
 
 metric_group! {
     /// Calls that take turns to be sent to etcd.
-    pub struct TurnsMetrics {
+    pub struct SlotsMetrics {
         /// Large reads in flight to etcd
         ///
         /// Useful when: it stays at `--forward-max-large`
@@ -102,52 +103,55 @@ metric_group! {
     }
 }
 
-impl TurnsMetrics {
+impl SlotsMetrics {
     /// Large Ranges in flight to etcd, and those that wait for their turn or for an identical one.
     #[must_use]
-    pub fn large(&self) -> TurnMetrics {
-        TurnMetrics {
-            in_flight: self.large.clone(),
-            waiting: self.large_waiting.clone(),
-            refused: Within::new(&self.refused, "large", []),
-        }
+    pub fn large(&self) -> SlotMetrics {
+        self.of("large", &self.large, &self.large_waiting)
     }
 
     /// Small reads, streams and watches that etcd has not begun to answer, and those that wait for their turn.
     #[must_use]
-    pub fn small(&self) -> TurnMetrics {
-        TurnMetrics {
-            in_flight: self.small.clone(),
-            waiting: self.small_waiting.clone(),
-            refused: Within::new(&self.refused, "small", []),
-        }
+    pub fn small(&self) -> SlotMetrics {
+        self.of("small", &self.small, &self.small_waiting)
     }
 
     /// Reads for which memory looks at many entries, and those that wait for their turn.
     #[must_use]
-    pub fn scans(&self) -> TurnMetrics {
-        TurnMetrics {
-            in_flight: self.scans.clone(),
-            waiting: self.scans_waiting.clone(),
-            refused: Within::new(&self.refused, "scan", []),
+    pub fn scans(&self) -> SlotMetrics {
+        self.of("scan", &self.scans, &self.scans_waiting)
+    }
+
+    fn of(&self, calls: &'static str, in_flight: &Gauge, waiting: &Gauge) -> SlotMetrics {
+        SlotMetrics {
+            in_flight: in_flight.clone(),
+            waiting: waiting.clone(),
+            refused: ["too_many_waiting", "late", "deadline"]
+                .map(|reason| self.refused.handle((calls, reason))),
         }
     }
 }
 
 /// Calls that take turns.
-#[derive(Clone, Debug)]
-pub struct TurnMetrics {
+#[derive(Clone, Debug, Default)]
+pub struct SlotMetrics {
     /// Calls in flight to etcd.
     pub in_flight: Gauge,
     /// Calls that wait.
     pub waiting: Gauge,
-    refused: Within<Counter>,
+    /// Calls without a slot: because too many waited, too late, and after their deadline.
+    refused: [Counter; 3],
 }
 
-impl TurnMetrics {
-    /// Counts a call that got no turn.
-    pub fn record_refused(&self, reason: &'static str) {
-        self.refused.of(reason).inc();
+impl SlotMetrics {
+    /// Counts a call that got no slot.
+    pub(super) fn record_refused(&self, cause: Exceeded) {
+        let [waiting, late, deadline] = &self.refused;
+        match cause {
+            Exceeded::Bytes | Exceeded::Waiting => waiting.inc(),
+            Exceeded::Late => late.inc(),
+            Exceeded::Deadline => deadline.inc(),
+        };
     }
 }
 
@@ -165,9 +169,15 @@ metric_group! {
 }
 
 impl ShareMetrics {
-    /// Counts a call that exceeds the bound `limit`.
-    pub fn record_refused(&self, limit: &'static str) {
-        self.refused.of(limit).inc();
+    /// Calls that are costly for etcd.
+    #[must_use]
+    pub fn costly(&self) -> SlotMetrics {
+        let refused = self.refused.handle("costly");
+        SlotMetrics {
+            // Those whose deadline has expired are not refused.
+            refused: [refused.clone(), refused, Counter::default()],
+            ..SlotMetrics::default()
+        }
     }
 }
 

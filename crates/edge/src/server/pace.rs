@@ -113,16 +113,16 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::limits::{BufferMetrics, CallBuffers, CallKind};
+    use crate::limits::{ByteKind, BytesLedger};
 
     #[tokio::test(start_paused = true)]
     async fn each_refused_call_delays_the_next_read_up_to_a_bound() {
         let intake = Arc::new(Intake::default());
-        let account = CallBuffers::new(1, &BufferMetrics::default()).account(0, Arc::clone(&intake));
+        let account = BytesLedger::of_bytes(2).account(0, Arc::clone(&intake));
         let mut delay = Delay::new(intake);
         for (refused, expected) in [(0, 0), (1, 10), (3, 30), (0, 0), (1_000, 200)] {
             for _ in 0..refused {
-                account.hold(CallKind::Request).try_grow(2).unwrap_err();
+                account.hold(ByteKind::Request).try_grow(2).unwrap_err();
             }
             let start = Instant::now();
             poll_fn(|cx| delay.poll_end(cx)).await;

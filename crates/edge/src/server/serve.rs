@@ -23,7 +23,7 @@ use super::listener::{Listener, PING_TIMEOUT};
 use super::metrics::ConnectionMetrics;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
-use crate::limits::{CallBytes, Intake};
+use crate::limits::{HeldBytes, Intake};
 use crate::tls::{Acceptor, client_common_name};
 use crate::write_batching::{Room, batch_responses, write_buffer};
 use rangecache_base::net::{Plain, Stream, Transport};
@@ -66,7 +66,7 @@ where
 
 /// Bytes of a connection's responses that were collected and not sent.
 #[derive(Debug)]
-struct SendRoom(CallBytes);
+struct SendRoom(HeldBytes);
 
 impl Room for SendRoom {
     fn take(&mut self, bytes: usize) -> bool {
@@ -113,7 +113,7 @@ impl Listener {
     /// frames at once; without it, it sends them one by one. The port is closed when this returns; calls in flight continue in `tasks`.
     pub async fn serve<N, H, F, B, E>(mut self, new_handler: N, config: ServeConfig)
     where
-        N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<CallBytes>) + Clone + Send + 'static,
+        N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<HeldBytes>) + Clone + Send + 'static,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -193,7 +193,7 @@ async fn serve_connection<N, H, F, B, E>(
     new_handler: N,
     (config, unused): (ServeConfig, Unused),
 ) where
-    N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<CallBytes>) + Send + 'static,
+    N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> (H, Option<HeldBytes>) + Send + 'static,
     H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body + Send + 'static,

@@ -113,7 +113,10 @@ async fn pages_are_merged_at_the_first_pages_revision() {
         serializable: true,
         ..list()
     };
-    let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+    let stream = Pager::new(script.clone(), &query, Deadline::NONE)
+        .start()
+        .await
+        .unwrap();
     let (merged, chunks, code) = read(stream).await;
     assert_eq!(merged.kvs, (0..100).map(key_value).collect::<Vec<_>>());
     assert_eq!(
@@ -144,7 +147,10 @@ async fn stream_ends_at_the_clients_limit() {
         limit: 1500,
         ..list()
     };
-    let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+    let stream = Pager::new(script.clone(), &query, Deadline::NONE)
+        .start()
+        .await
+        .unwrap();
     let (merged, _, code) = read(stream).await;
     assert_eq!((merged.kvs.len(), merged.more, merged.count), (1500, true, 5000));
     assert_eq!(code, "0");
@@ -154,7 +160,10 @@ async fn stream_ends_at_the_clients_limit() {
 #[tokio::test(start_paused = true)]
 async fn too_large_page_is_requested_again_with_fewer_keys() {
     let script = Script::new([PageResponse::TooLarge(64 << 20), page(0..4, 4, false, 7)]);
-    let stream = Pager::new(script.clone(), &list(), None).start().await.unwrap();
+    let stream = Pager::new(script.clone(), &list(), Deadline::NONE)
+        .start()
+        .await
+        .unwrap();
     assert_eq!(read(stream).await.0.kvs.len(), 4);
     assert_eq!(script.limits(), [64, 4]);
 }
@@ -166,10 +175,16 @@ async fn sorted_query_is_read_whole_or_refused() {
         ..list()
     };
     let script = Script::new([PageResponse::TooLarge(65 << 20)]);
-    let refused = Pager::new(script, &query, None).start().await.unwrap_err();
+    let refused = Pager::new(script, &query, Deadline::NONE)
+        .start()
+        .await
+        .unwrap_err();
     assert!(matches!(refused, PageError::Local(Status::SortedTooLong(_))));
     let script = Script::new([page(0..3, 3, false, 7)]);
-    let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+    let stream = Pager::new(script.clone(), &query, Deadline::NONE)
+        .start()
+        .await
+        .unwrap();
     assert_eq!(read(stream).await.0.kvs.len(), 3);
     assert_eq!(script.limits(), [0]);
 }
@@ -183,27 +198,30 @@ async fn unavailable_in_mid_stream_is_retried_up_to_max_tries() {
             .chain([page(64..65, 1, false, 7)]),
     );
     let began = Instant::now();
-    let stream = Pager::new(script, &list(), None).start().await.unwrap();
+    let stream = Pager::new(script, &list(), Deadline::NONE).start().await.unwrap();
     assert_eq!(read(stream).await.0.kvs.len(), 65);
     assert_eq!(began.elapsed(), RETRY_PAUSE * (MAX_TRIES - 1));
 
     let failing = (0..MAX_TRIES).map(|_| PageResponse::Status(unavailable()));
     let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(failing));
-    let stream = Pager::new(script, &list(), None).start().await.unwrap();
+    let stream = Pager::new(script, &list(), Deadline::NONE).start().await.unwrap();
     assert_eq!(read(stream).await.2, "14");
 }
 
 #[tokio::test(start_paused = true)]
 async fn status_before_the_first_page_fails_the_call() {
     let script = Script::new([PageResponse::Status(unavailable())]);
-    let refused = Pager::new(script, &list(), None).start().await.unwrap_err();
+    let refused = Pager::new(script, &list(), Deadline::NONE)
+        .start()
+        .await
+        .unwrap_err();
     assert!(matches!(refused, PageError::Etcd(_)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn replaced_history_in_mid_stream_ends_the_stream() {
     let script = Script::new([page(0..64, 100, true, 7), page(64..100, 36, false, 6)]);
-    let stream = Pager::new(script, &list(), None).start().await.unwrap();
+    let stream = Pager::new(script, &list(), Deadline::NONE).start().await.unwrap();
     let (merged, _, code) = read(stream).await;
     assert_eq!(merged.kvs.len(), 64);
     assert_eq!(code, "14");
@@ -219,7 +237,7 @@ async fn page_of_a_connection_that_was_opened_since_the_first_page_ends_the_stre
             *opened = Instant::now() + opened_later;
         }
         let script = Script::new([page(0..64, 100, true, 7), second]);
-        let stream = Pager::new(script, &list(), None).start().await.unwrap();
+        let stream = Pager::new(script, &list(), Deadline::NONE).start().await.unwrap();
         let (merged, _, code) = read(stream).await;
         assert_eq!(code, expected);
         assert_eq!(merged.kvs.len(), if expected == "0" { 100 } else { 64 });
@@ -235,7 +253,7 @@ async fn pages_of_the_first_pages_connection_continue_the_stream() {
             *opened = Instant::now() + Duration::from_secs(3);
         }
     }
-    let stream = Pager::new(script, &list(), None).start().await.unwrap();
+    let stream = Pager::new(script, &list(), Deadline::NONE).start().await.unwrap();
     assert_eq!(read(stream).await.2, "0");
 }
 
@@ -244,7 +262,8 @@ async fn stream_ends_with_deadline_exceeded_at_the_deadline() {
     let lost = (0..MAX_TRIES).map(|_| PageResponse::Lost(Status::ConnectionLost(String::new())));
     let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(lost));
     let deadline = Instant::now() + RETRY_PAUSE * 2;
-    let stream = Pager::new(script, &list(), Some(deadline)).start().await.unwrap();
+    let expires = Deadline::after(Instant::now(), Some(RETRY_PAUSE * 2));
+    let stream = Pager::new(script, &list(), expires).start().await.unwrap();
     assert_eq!(read(stream).await.2, "4");
     assert_eq!(Instant::now(), deadline);
 }

@@ -19,7 +19,7 @@ use super::body::{EntrySource, json_body};
 use super::grpc::sort_targets_are_unchecked;
 use super::serve::{ReceivedRead, Unservable, WireFormat};
 use crate::proxy::call::CallRecord;
-use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
+use crate::proxy::forward::{forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
 use crate::proxy::handles::{CallProtocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
@@ -29,7 +29,7 @@ use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
 use etcd_wire::grpc::{Method, Status, is_json_of};
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::CallBytes;
+use rangecache_edge::limits::Gate;
 use rangecache_upstream::{ConnectionClass, Outgoing, Version};
 
 /// Longest body that is read, in bytes. Longer ones are forwarded.
@@ -56,15 +56,14 @@ impl WireFormat for Json {
         proxy: &Proxy,
         _fields: &HeadFields,
         request: Request<Incoming>,
-        call: &mut CallBytes,
         record: &mut CallRecord,
     ) -> Result<ReceivedRead<Json>, Box<CallResult>> {
         let (parts, body) = request.into_parts();
-        let body = match read_body(proxy, &parts, body, call, record).await {
+        let body = match read_body(proxy, &parts, body, record).await {
             Ok(body) => body,
             Err(UnreadBody::Long(body)) => {
                 let request = Request::from_parts(parts, body);
-                return Err(not_understood(proxy, request, Reason::Undecodable, call, record).await);
+                return Err(not_understood(proxy, request, Reason::Undecodable, record).await);
             }
             Err(UnreadBody::Refused(status, outcome)) => {
                 record.outcome = outcome;
@@ -86,7 +85,7 @@ impl WireFormat for Json {
                 format,
                 original,
             }),
-            Err(reason) => Err(not_understood(proxy, original, reason, call, record).await),
+            Err(reason) => Err(not_understood(proxy, original, reason, record).await),
         }
     }
 
@@ -126,10 +125,9 @@ impl WireFormat for Json {
         proxy: &Proxy,
         _request: &mut ReadRequest,
         original: Request<Outgoing>,
-        call: &CallBytes,
         record: &mut CallRecord,
     ) -> CallResult {
-        forward(proxy, original, call, record).await
+        forward(proxy, original, record).await
     }
 }
 
@@ -154,11 +152,10 @@ async fn not_understood(
     proxy: &Proxy,
     request: Request<Outgoing>,
     reason: Reason,
-    call: &CallBytes,
     record: &mut CallRecord,
 ) -> Box<CallResult> {
     record.outcome = Outcome::Forwarded(reason);
-    Box::new(forward(proxy, request, call, record).await)
+    Box::new(forward(proxy, request, record).await)
 }
 
 /// Why a body was not read.
@@ -168,13 +165,12 @@ enum UnreadBody {
     Refused(Status, Outcome),
 }
 
-/// Reads the body. `call` counts its bytes as they arrive.
+/// Reads the body. `record` counts its bytes as they arrive.
 async fn read_body(
     proxy: &Proxy,
     parts: &Parts,
     mut body: Incoming,
-    call: &mut CallBytes,
-    record: &CallRecord,
+    record: &mut CallRecord,
 ) -> Result<Bytes, UnreadBody> {
     let is_long = body.size_hint().lower() > MAX_BODY_BYTES as u64;
     if is_long || parts.headers.contains_key("upgrade") {
@@ -202,7 +198,7 @@ async fn read_body(
         if read.len() > MAX_BODY_BYTES {
             return Err(UnreadBody::Long(Outgoing::resumed(read.freeze(), body)));
         }
-        if call.try_grow(data.len() as u64).is_err() {
+        if record.bytes.try_grow(data.len() as u64).is_err() {
             let outcome = Outcome::Shed(Reason::BufferBytes);
             return Err(UnreadBody::Refused(Status::BufferBytes, outcome));
         }
@@ -210,29 +206,30 @@ async fn read_body(
 }
 
 /// Forwards the request as it is, in turn with other small reads.
-async fn forward(
-    proxy: &Proxy,
-    mut request: Request<Outgoing>,
-    call: &CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
+async fn forward(proxy: &Proxy, mut request: Request<Outgoing>, record: &mut CallRecord) -> CallResult {
     record.begin_forward(request.headers_mut());
     let forward = &proxy.forward;
     let gate = Gate {
-        turns: &forward.small_turns,
-        account: call.account(),
-        deadline: None,
+        slots: &forward.small,
+        account: record.bytes.account(),
+        deadline: record.deadline(),
     };
     let version = forward.upstream.lowest_version();
-    let _turn = match forward.turn(ConnectionClass::Check, Some(gate)).await {
-        Ok(turn) => turn,
+    let _slot = match forward.slot(ConnectionClass::Check, Some(gate)).await {
+        Ok(slot) => slot,
         Err(error) => {
             let status = error.status();
             record.outcome = outcome_of(&status).unwrap_or(record.outcome);
             return Ok(error_response(&status, version));
         }
     };
-    Ok(Box::pin(forward_http1_body(forward, request, Method::Json, call.account())).await)
+    Ok(Box::pin(forward_http1_body(
+        forward,
+        request,
+        Method::Json,
+        record.bytes.account(),
+    ))
+    .await)
 }
 
 /// A status as etcd's gateway writes it.

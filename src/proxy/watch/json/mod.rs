@@ -53,7 +53,7 @@ pub(crate) async fn watch_json(
     let arrived = Instant::now();
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
-        Ok(body) => match serve(client, &parts, &body, arrived, record).await {
+        Ok(body) => match serve(client, &parts, &body, record).await {
             Ok(response) => return Ok(response),
             Err(reason) => (Outgoing::whole(body), reason),
         },
@@ -71,7 +71,6 @@ async fn serve(
     client: &Arc<Client>,
     parts: &Parts,
     body: &[u8],
-    arrived: Instant,
     record: &mut CallRecord,
 ) -> Result<Response<ResponseBody>, Reason> {
     let proxy = &client.proxy;
@@ -89,8 +88,8 @@ async fn serve(
         Err(NotServed::End(_)) => return Err(Reason::NotFresh),
         _ => {}
     }
-    let bytes = StreamBytes::begin(&proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
-    let session = Session::begin(stream, requests, bytes, arrived, create, answer);
+    let bytes = StreamBytes::begin(&client.account).map_err(|_| Reason::OverBudget)?;
+    let session = Session::begin(stream, requests, bytes, record.deadline(), create, answer);
     let source = JsonStream::new(session, is_protojson);
     let json = HeaderValue::from_static("application/json");
     let mut response = ResponseBody::from_source(source).into_response(json);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::super::connections::ConnectionLimits;
 use super::*;
-use crate::limits::{BufferMetrics, CallBuffers, CallKind, ClientAccount};
+use crate::limits::{ByteKind, BytesLedger, ClientAccount};
 use rangecache_base::net;
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::exposition::Format;
@@ -60,7 +60,7 @@ fn connect_counted(
         let respond = move |_: Request<Incoming>, _: Transport| async move {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'v'; body_bytes]))))
         };
-        let unsent = account.as_ref().map(|account| account.hold(CallKind::Sending));
+        let unsent = account.as_ref().map(|account| account.hold(ByteKind::Sending));
         (respond, unsent)
     };
     let begun = Instant::now();
@@ -216,10 +216,10 @@ async fn request_http2(client: &mut UnixStream) {
 #[tokio::test]
 async fn unread_response_counts_what_its_connection_has_collected() {
     const BODY_BYTES: usize = 8 << 20;
-    let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());
+    let buffers = BytesLedger::of_bytes(2 << 20);
     let account = buffers.account(0, Arc::default());
     let (mut client, _closed) = connect_counted(config(None), BODY_BYTES, Some(account));
-    let mut other = buffers.account(0, Arc::default()).hold(CallKind::Request);
+    let mut other = buffers.account(0, Arc::default()).hold(ByteKind::Request);
     // Half of three quarters of the buffers is free only as long as no other connection holds something.
     let mut is_free = async || {
         tokio::time::sleep(Duration::from_millis(1)).await;
