@@ -92,5 +92,5 @@ pub use residency::NotHeld;
 pub use rope::Rope;
 pub use select::{Scan, Selecting, begin_select, select};
 pub use selection::{Selected, Selection};
-pub use stored::{StoredEntry, Unpacker};
+pub use stored::StoredEntry;
 pub use tree::{PackedBytes, Tree, WeakTree};

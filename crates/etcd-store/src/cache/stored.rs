@@ -64,6 +64,23 @@ impl StoredEntry {
         self.plain().is_none_or(|entry| entry.block().is_some())
     }
 
+    /// Whether this is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
+    pub fn is_message(&self, key_value: &[u8]) -> bool {
+        Unpacker::default().is_message(self, key_value)
+    }
+
+    /// Whether this is `entry`, byte for byte; by its digest if its value is not held. A damaged entry is none.
+    pub fn is_same(&self, entry: &Entry) -> bool {
+        Unpacker::default().is_same(self, entry)
+    }
+
+    /// Whether `theirs`, but for its value, is this one. etcd may leave out the lease: only a write changes it.
+    pub fn is_as_old_as(&self, theirs: &Entry) -> bool {
+        let (ours, theirs) = (self.head(), theirs.fields());
+        (ours.create_revision, ours.mod_revision, ours.version)
+            == (theirs.create_revision, theirs.mod_revision, theirs.version)
+    }
+
     /// The entry, plain, decompressed if necessary. It must have its value.
     ///
     /// # Errors
@@ -164,7 +181,7 @@ impl fmt::Debug for StoredEntry {
 
 /// Reads stored entries one after the other. Keeps the last block that was decompressed, as neighbours share it.
 #[derive(Debug, Default)]
-pub struct Unpacker {
+pub(super) struct Unpacker {
     last: Option<(Arc<PackedBlock>, Arc<Block>)>,
 }
 
@@ -173,7 +190,7 @@ impl Unpacker {
     ///
     /// # Errors
     /// The packed block is damaged.
-    pub fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
+    pub(super) fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
         let (packed, index) = match stored.parts() {
             Ok(entry) => return Ok(entry.clone()),
             Err(packed) => packed,
@@ -189,17 +206,18 @@ impl Unpacker {
         Ok(Entry::in_block(block, range.start, range.end))
     }
 
-    /// Whether `stored` is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
-    pub fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
+    /// See [`StoredEntry::is_message`].
+    pub(super) fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
         Entry::from_key_value(key_value).is_ok_and(|theirs| self.is_same(stored, &theirs))
     }
 
-    /// Whether `stored` is `entry`, byte for byte; by its digest if its value is not held. A damaged entry is none.
-    pub fn is_same(&mut self, stored: &StoredEntry, entry: &Entry) -> bool {
-        match stored.digest() {
-            Some(known) => stored.head_parts() == entry.head_parts() && known == digest(entry),
-            None => self.read(stored).is_ok_and(|ours| ours == *entry),
-        }
+    /// See [`StoredEntry::is_same`].
+    pub(super) fn is_same(&mut self, stored: &StoredEntry, entry: &Entry) -> bool {
+        stored.head_parts() == entry.head_parts()
+            && match stored.digest() {
+                Some(known) => known == digest(entry),
+                None => self.read(stored).is_ok_and(|ours| ours == *entry),
+            }
     }
 }
 

@@ -14,9 +14,11 @@ use super::{
     leaf::Leaf,
     ledger::Ledger,
     node::{Body, Inner, Node, Slot, Split, Summary, writable},
+    packed::CorruptBlock,
     separator::Separators,
-    stored::StoredEntry,
+    stored::{StoredEntry, Unpacker},
 };
+use bytes::Bytes;
 use etcd_wire::protobuf::to_usize;
 
 /// Entries in key order. Cloning it is O(1).
@@ -245,6 +247,48 @@ impl Tree {
     /// Calls `visit` for each entry in key order, starting at `rank`, until it breaks.
     pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a StoredEntry) -> ControlFlow<()>) {
         self.for_each_leaf_from(rank, |_, run| run.iter().try_for_each(&mut visit));
+    }
+
+    /// Calls `visit` for each entry, with its value, in key order, starting at `rank`, until it breaks.
+    ///
+    /// # Errors
+    /// A packed block is damaged.
+    pub fn read_from(
+        &self,
+        rank: u64,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+    ) -> Result<(), CorruptBlock> {
+        let (mut unpacker, mut outcome) = (Unpacker::default(), Ok(()));
+        self.for_each_from(rank, |stored| match unpacker.read(stored) {
+            Ok(entry) => visit(&entry),
+            Err(corrupt) => {
+                outcome = Err(corrupt);
+                ControlFlow::Break(())
+            }
+        });
+        outcome
+    }
+
+    /// Number of the first of `messages`, which are KeyValues in key order, that are the entries from `rank` on.
+    pub fn matching(&self, rank: u64, messages: &[Bytes]) -> u64 {
+        let (mut unpacker, mut theirs, mut same) = (Unpacker::default(), messages.iter(), 0);
+        self.for_each_from(rank, |ours| match theirs.next() {
+            Some(theirs) if unpacker.is_message(ours, theirs) => {
+                same += 1;
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Break(()),
+        });
+        same
+    }
+
+    /// Whether one of `entries` was written at the revisions of the tree's entry of its key, with another value.
+    pub fn contradicts<'a>(&self, entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+        let mut unpacker = Unpacker::default();
+        entries.into_iter().any(|theirs| {
+            let ours = self.get(theirs.key());
+            ours.is_some_and(|ours| ours.is_as_old_as(theirs) && !unpacker.is_same(ours, theirs))
+        })
     }
 
     /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks. For packing,
