@@ -243,7 +243,7 @@ fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
 
 fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
     let Some(reason) = mirror.reason else {
-        return empty_finding(mirror).or_else(|| not_held_finding(mirror));
+        return empty_finding(mirror).or_else(|| mirror.memory.finding(&mirror.name));
     };
     // An etcd that cannot be reached or does not serve, or that does not permit the reads of a load, is a finding of its own, and
     // explains these. Reads of the mirror are not forwarded then, they fail.
@@ -280,23 +280,6 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
                 explanation.meaning
             ))
             .with_remedy(explanation.remedy),
-    )
-}
-
-/// A mirror whose values do not all fit into memory.
-fn not_held_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    if mirror.not_held_bytes == 0 {
-        return None;
-    }
-    let title = format!(
-        "{} of the values of {} are only in etcd",
-        bytes(mirror.not_held_bytes),
-        mirror.name
-    );
-    Some(
-        Finding::new(FindingId::ValuesNotHeld, title)
-            .about(&mirror.name)
-            .with_meaning(explain_reason(Reason::ValuesNotHeld).meaning),
     )
 }
 
@@ -406,7 +389,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
     let memory = mirrors
         .iter()
-        .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
+        .map(|mirror| mirror.memory.memory_bytes + mirror.memory.held_bytes)
         .sum();
     let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
     let first = [(
@@ -419,7 +402,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         (
             format!("History of {}", mirror.name),
             &bounds::HISTORY_MAX_BYTES,
-            mirror.history_bytes,
+            mirror.memory.history_bytes,
             "At the bound the oldest revisions are dropped, and reads of them are forwarded.",
         )
     });
@@ -511,6 +494,7 @@ fn budget(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::ImageStatus;
     use rangecache_upstream::{EndpointPeer, gates};
 
@@ -543,13 +527,7 @@ mod tests {
             lag_revisions: None,
             oldest_revision: None,
             keys: 5,
-            memory_bytes: 0,
-            held_bytes: 0,
-            history_bytes: 0,
-            packed_bytes: 0,
-            packed_encoded_bytes: 0,
-            not_held_bytes: 0,
-            index_bytes: 0,
+            memory: MirrorMemory::default(),
             load_keys: 3,
             load_bytes: 2048,
             adopted: Vec::new(),

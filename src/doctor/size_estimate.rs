@@ -36,7 +36,7 @@ impl SizeSample {
     fn add_packed(&mut self, entries: Vec<Entry>) {
         let nodes = entries.len() as u64 * NODE_BYTES;
         let tree = Tree::load(entries, Packing::Always);
-        self.packed_bytes += tree.memory_bytes() - tree.node_bytes() + nodes;
+        self.packed_bytes += tree.memory().entries + nodes;
     }
 }
 

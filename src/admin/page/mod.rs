@@ -162,6 +162,7 @@ fn sign(severity: Severity) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::memory::MirrorMemory;
     use crate::admin::status::changes::ChangeStatus;
     use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
@@ -254,13 +255,10 @@ mod tests {
                 lag_revisions: Some(1),
                 oldest_revision: Some(2),
                 keys: 1_234,
-                memory_bytes: 2048,
-                held_bytes: 0,
-                history_bytes: 0,
-                packed_bytes: 0,
-                packed_encoded_bytes: 0,
-                not_held_bytes: 0,
-                index_bytes: 0,
+                memory: MirrorMemory {
+                    memory_bytes: 2048,
+                    ..MirrorMemory::default()
+                },
                 load_keys: 0,
                 load_bytes: 0,
                 adopted: Vec::new(),

@@ -3,8 +3,9 @@
 use maud::html;
 
 use super::parts::{Section, table};
+use crate::admin::memory::size_in_words;
 use crate::admin::prefixes::PrefixStatus;
-use crate::diagnosis::format::{bytes, count, rate};
+use crate::diagnosis::format::{count, rate};
 
 /// The prefixes that cost most; nothing without mirrored keys.
 pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
@@ -13,8 +14,8 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
         @for of in prefixes {
             tr {
                 th scope="row" { code { (of.prefix) } }
-                td { (count(of.keys)) }
-                td { (size(of)) }
+                td { (count(of.size.count)) }
+                td { (size_in_words(&of.size)) }
                 td { (rate(of.reads_per_second)) }
                 td { (rate(of.writes_per_second)) }
                 td { (rate(of.watches_per_second)) }
@@ -23,11 +24,4 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
     };
     let content = table("Prefixes", titles, &rows);
     (!prefixes.is_empty()).then(|| Section::new("prefixes", "Prefixes", content))
-}
-
-fn size(of: &PrefixStatus) -> String {
-    match of.not_held_bytes {
-        0 => bytes(of.bytes),
-        part => format!("{}, {} of it only in etcd", bytes(of.bytes), bytes(part)),
-    }
 }

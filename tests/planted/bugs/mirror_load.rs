@@ -45,9 +45,9 @@ if let Some(keys) = self.keys().await?
         test: "--lib load_over_the_budget_leaves_out_values",
         shows: "load_over_the_budget_leaves_out_values_and_they_are_held_again_once_there_is_room .* FAILED",
         changes: &[Change {
-            item: "Gathered::make_room",
-            find: "if load.packing != Packing::Never {",
-            replace: "if load.packing == Packing::Always {",
+            item: "make_room_of_load",
+            find: "if !keys.packs() {",
+            replace: "if keys.packs() {",
         }],
     },
     Bug {

@@ -48,11 +48,6 @@ struct EntryOffsets {
     end: u32,
 }
 
-/// A packed block whose bytes are not those that were packed: memory was damaged. None of its entries can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a packed block does not have the checksum of what was packed: memory is damaged")]
-pub struct CorruptBlock;
-
 impl PackedBlock {
     /// Compresses `entries`; `None` if they are too large, or if that would not save enough.
     pub(super) fn new(entries: &[&Entry], born: u64) -> Option<PackedBlock> {
@@ -142,21 +137,22 @@ impl PackedBlock {
         matches!(self.values, BlockValues::Compressed { .. })
     }
 
-    /// The entries in a plain block of the caller's own. Not to be called without values.
-    pub(super) fn unpack(&self) -> Result<Arc<Block>, CorruptBlock> {
+    /// The entries in a plain block of the caller's own; `None` if its bytes are not those that were packed. Not to be called
+    /// without values.
+    pub(super) fn unpack(&self) -> Option<Arc<Block>> {
         let BlockValues::Compressed { bytes, checksum } = &self.values else {
             debug_assert!(false, "the value is not held");
-            return Err(CorruptBlock);
+            return None;
         };
         let length = self.places.last().map_or(0, |last| last.end as usize);
-        let bytes = lz4_flex::block::decompress(bytes, length).map_err(|_| CorruptBlock)?;
+        let bytes = lz4_flex::block::decompress(bytes, length).ok()?;
         if bytes.len() != length || crc32fast::hash(&bytes) != *checksum {
-            return Err(CorruptBlock);
+            return None;
         }
         let bytes = bytes.into_boxed_slice();
         // No checkpoint of any tree holds it.
         let born = u64::MAX;
-        Ok(Arc::new(Block { born, bytes }))
+        Some(Arc::new(Block { born, bytes }))
     }
 
     /// Memory of the block, the allocator's rounding included, in bytes.

@@ -14,7 +14,7 @@ use super::error::Useless;
 use super::frame::{END, ENTRIES, FrameWriter, Frames};
 use super::key::ImageKey;
 use crate::lineage::{Anchor, Fingerprint};
-use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Packing, Tree, TreeBuilder};
+use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Tree, TreeBuilder};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::Event;
 
@@ -182,19 +182,18 @@ impl ImageWriter {
     }
 }
 
-/// Reads an image of `length` bytes: the history of its keys, and the mirror that it was, whose tree may take `max_bytes`. `record`
-/// gets the memory that it takes meanwhile.
+/// Reads an image of `length` bytes: the history of its keys, and the mirror that it was, whose tree, made by a
+/// builder without keys, may take `max_bytes`. `record` gets the memory that it takes meanwhile.
 pub(super) fn read_image(
     from: impl Read,
     length: u64,
     key: Option<&ImageKey>,
     scope: &Scope,
-    (packing, max_bytes): (Packing, u64),
+    (mut builder, max_bytes): (TreeBuilder, u64),
     record: impl Fn(u64),
 ) -> Result<(Fingerprint, Anchor), Useless> {
     let (mut frames, header) = Frames::begin(from, length, key)?;
     let reached = Header::decoded(&header, scope, key)?.fingerprint();
-    let mut builder = TreeBuilder::new(packing);
     let end = loop {
         match frames.next()? {
             Some((ENTRIES, piece)) => {

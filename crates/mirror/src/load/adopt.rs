@@ -203,7 +203,10 @@ fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<
     let (mut read_keys, mut read_bytes) = (0, 0);
     for entry in entries.into_iter().flatten() {
         // Unchanged ones lie between those that were changed.
-        if tree.get(entry.key()).is_some_and(|ours| ours.is_as_old_as(&entry)) {
+        if tree
+            .get(entry.key())
+            .is_some_and(|ours| ours.is_as_old_as(&entry))
+        {
             continue;
         }
         read_keys += 1;
