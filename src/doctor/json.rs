@@ -52,13 +52,14 @@ fn keyspace(keyspace: &Keyspace) -> Value {
 }
 
 fn group(group: &KeyGroup) -> Value {
+    let sizes = group.estimate();
     json!({
         "prefix": group.name(),
         "keys": group.range.keys,
-        "bytes": group.encoded_bytes(),
-        "memory_bytes": group.memory_bytes(),
-        "packed_bytes": group.packed_bytes(),
-        "largest_bytes": group.sample.largest_bytes,
+        "bytes": sizes.encoded_bytes,
+        "memory_bytes": sizes.memory_bytes,
+        "packed_bytes": sizes.packed_bytes,
+        "largest_bytes": sizes.largest_bytes,
         "mirrored": group.mirror.is_some(),
     })
 }

@@ -95,7 +95,7 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     if keyspace.groups.is_empty() {
         return;
     }
-    let by_size = |group: &KeyGroup| std::cmp::Reverse((group.encoded_bytes(), group.range.keys));
+    let by_size = |group: &KeyGroup| std::cmp::Reverse((group.estimate().encoded_bytes, group.range.keys));
     let mut resources = keyspace.resources();
     resources.sort_by_key(|resource| by_size(&resource.total));
     // Each resource, and the largest of the parts into which it was divided.
@@ -123,8 +123,8 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
             "    {:width$}  {:>10}  {:>10}  {:>10}  {}",
             indent + &group.name(),
             group.range.keys,
-            bytes(group.encoded_bytes()),
-            bytes(group.sample.encoded_bytes_of(1)),
+            bytes(group.estimate().encoded_bytes),
+            bytes(group.sample.scaled(1).encoded_bytes),
             if group.mirror.is_some() { "yes" } else { "no" },
         );
     }

@@ -146,9 +146,8 @@ pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
             put_without_values(entries, &rest, ledger);
         } else if all < block.len() {
             for stored in &mut entries[from..from + together] {
-                if let Ok(entry) = reader.read(stored) {
-                    let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
-                    exchange(stored, if is_small { entry } else { entry.detached() }, ledger);
+                if let Ok(entry) = reader.read_for_leaf(stored) {
+                    exchange(stored, entry, ledger);
                 }
             }
         }

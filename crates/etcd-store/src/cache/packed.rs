@@ -26,7 +26,8 @@ pub(super) struct PackedBlock {
     values: BlockValues,
 }
 
-enum BlockValues {
+/// Values of the entries of a packed block.
+pub(super) enum BlockValues {
     Compressed {
         /// The encoded entries, compressed.
         bytes: Box<[u8]>,
@@ -66,18 +67,9 @@ impl PackedBlock {
         (packed.memory_bytes() * 100 <= plain.len() * WORTHWHILE_PERCENT).then_some(packed)
     }
 
-    /// A block without values, of entries with these heads and digests; `None` if they are too large. `heads` is as in
-    /// [`PackedBlock::with_heads`].
-    pub(super) fn without_values<'a>(
-        heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
-        digests: Box<[u64]>,
-        born: u64,
-    ) -> Option<PackedBlock> {
-        PackedBlock::with_heads(heads, BlockValues::NotHeld(digests), born)
-    }
-
-    /// `heads` has the fields of each entry before its value, its lease, and its encoded length in bytes.
-    fn with_heads<'a>(
+    /// A block of entries with these values; `None` if they are too large. `heads` has the fields of each entry before its
+    /// value, its lease, and its encoded length in bytes.
+    pub(super) fn with_heads<'a>(
         heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
         values: BlockValues,
         born: u64,

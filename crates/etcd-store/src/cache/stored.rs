@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc};
 
 use super::block::{Block, ENTRY_MAX_BYTES};
 use super::entry::{Entry, KeyHead, write_keys_only};
-use super::packed::{PackedBlock, digest};
+use super::packed::{BlockValues, PackedBlock, digest};
 
 const CACHE_LINE_BYTES: usize = 64;
 /// Bytes of the entries of a packed block at most, unless it has one entry. A read of one entry decompresses all.
@@ -213,6 +213,16 @@ impl EntryReader {
         Ok(Entry::in_block(block, range.start, range.end))
     }
 
+    /// Reads an entry for a leaf, whose small entries move into its own blocks; the block of a response must not be kept.
+    ///
+    /// # Errors
+    /// The packed block is damaged.
+    pub(super) fn read_for_leaf(&mut self, stored: &StoredEntry) -> Result<Entry, MemoryError> {
+        let entry = self.read(stored)?;
+        let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
+        Ok(if is_small { entry } else { entry.detached() })
+    }
+
     /// See [`StoredEntry::is_message`].
     pub(super) fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
         Entry::from_key_value(key_value).is_ok_and(|theirs| self.is_same(stored, &theirs))
@@ -262,14 +272,7 @@ pub(super) fn pack(entries: &mut [StoredEntry], born: u64) -> bool {
 pub(super) fn unpack(entries: &mut [StoredEntry]) -> Result<(), MemoryError> {
     let mut reader = EntryReader::default();
     for stored in entries.iter_mut().filter(|stored| stored.is_packed()) {
-        let entry = reader.read(stored)?;
-        // The block of a response is not one of the leaf's.
-        *stored = if entry.encoded_len() < ENTRY_MAX_BYTES {
-            entry
-        } else {
-            entry.detached()
-        }
-        .into();
+        *stored = reader.read_for_leaf(stored)?.into();
     }
     Ok(())
 }
@@ -291,7 +294,8 @@ pub(super) fn without_values(
     let heads = entries
         .iter()
         .map(|stored| (stored.head_parts(), stored.encoded_len()));
-    Ok(PackedBlock::without_values(heads, digests, born).map(Arc::new))
+    let values = BlockValues::NotHeld(digests);
+    Ok(PackedBlock::with_heads(heads, values, born).map(Arc::new))
 }
 
 fn packed_block(group: &[StoredEntry], born: u64) -> Option<PackedBlock> {
