@@ -86,12 +86,7 @@ pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<Res
     }
     let prefix = Bytes::copy_from_slice(&prefix).into();
     let pieces = Pieces::Message(answer);
-    Ok(MemoryBody::new(
-        Some(prefix),
-        pieces,
-        Some(ok_trailers()),
-        entries,
-    ))
+    Ok(body_of(Some(prefix), pieces, Some(ok_trailers()), entries))
 }
 
 /// Returns a body with one gRPC message per chunk, then OK trailers. `entries` is what keeps them in memory until the
@@ -101,7 +96,7 @@ pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseB
         chunks,
         current: None,
     };
-    MemoryBody::new(None, pieces, Some(ok_trailers()), entries)
+    body_of(None, pieces, Some(ok_trailers()), entries)
 }
 
 /// Returns a body with `answer` as JSON, and its length in bytes if it is short: etcd sends that length as well.
@@ -115,8 +110,23 @@ pub(super) fn json_body(
         let length = first.len();
         return Ok((ResponseBody::whole(first, HeaderMap::new()), Some(length)));
     }
-    let body = MemoryBody::new(Some(first.into()), Pieces::Json(answer), None, entries);
+    let body = body_of(Some(first.into()), Pieces::Json(answer), None, entries);
     Ok((body, None))
+}
+
+/// Returns a body of what is sent before the pieces, these, and the trailers.
+fn body_of(
+    first: Option<Rope>,
+    pieces: Pieces,
+    trailers: Option<HeaderMap>,
+    entries: EntrySource<'_>,
+) -> ResponseBody {
+    ResponseBody::from_source(MemoryBody {
+        first,
+        pieces: Some(pieces),
+        trailers,
+        kept: entries.keep(),
+    })
 }
 
 /// Body of a response that is produced while it is sent.
@@ -138,25 +148,11 @@ enum Pieces {
     Chunks {
         chunks: Chunks,
         /// Rest of the chunk whose head was sent already.
-        current: Option<Answer>,
+        current: Option<Box<Answer>>,
     },
 }
 
 impl MemoryBody {
-    fn new(
-        first: Option<Rope>,
-        pieces: Pieces,
-        trailers: Option<HeaderMap>,
-        entries: EntrySource<'_>,
-    ) -> ResponseBody {
-        ResponseBody::from_source(MemoryBody {
-            first,
-            pieces: Some(pieces),
-            trailers,
-            kept: entries.keep(),
-        })
-    }
-
     fn next(&mut self) -> Option<FrameResult> {
         faults::trip(Fault::Body);
         if let Some(first) = self.first.take() {
@@ -217,7 +213,7 @@ impl Pieces {
         let length = (head.len() - PREFIX_BYTES) as u64 + answer.len();
         put_prefix(&mut head, length);
         if answer.len() > SMALL_BYTES {
-            *current = Some(answer);
+            *current = Some(Box::new(answer));
             return Ok(Some(Bytes::from(head).into()));
         }
         let mut message = answer.small(head.len())?;
