@@ -1,7 +1,7 @@
 # rangecache's image: one static binary, the CAs of the distribution, and nothing else. For one or more platforms:
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg REVISION="$(git rev-parse HEAD)" .
-# Cross-compiles, so that no platform is emulated.
-ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
+# Cross-compiles, so that no platform is emulated. A release gives the folder of its own binaries in place of the stage `build`.
+ARG RUST_IMAGE=docker.io/library/rust:1.95.0-bookworm
 
 FROM --platform=$BUILDPLATFORM ${RUST_IMAGE} AS build
 # Set by the builder; a plain build uses the builder's own platform.
@@ -10,7 +10,6 @@ ARG TARGETARCH
 ARG REVISION=
 WORKDIR /src
 COPY . .
-# The release workflow puts a profile (make pgo-profile) next to the sources; without it the compiler has none.
 # The distribution's cross compiler, if the image is for another architecture than the builder's.
 RUN set -eu; \
     arch="${TARGETARCH:-$(dpkg --print-architecture)}"; \
@@ -20,15 +19,11 @@ RUN set -eu; \
       apt-get install --yes --no-install-recommends "gcc-$cpu-linux-gnu" "libc6-dev-$arch-cross"; \
       rm -rf /var/lib/apt/lists/*; \
     fi; \
-    profile="$(ls rangecache.profdata 2>/dev/null || true)"; \
-    PGO_PROFILE="$profile" RANGECACHE_BUILD_COMMIT="$REVISION" packaging/build-static "$arch" /out; \
-    mkdir -p /out/etc/ssl/certs; \
-    cp LICENSE /out/; \
-    cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/; \
-    echo 'rangecache:x:65532:65532::/:/nologin' > /out/etc/passwd; \
-    echo 'rangecache:x:65532:' > /out/etc/group
+    RANGECACHE_BUILD_COMMIT="$REVISION" packaging/build-static "$arch" /built; \
+    packaging/image-root /built/rangecache "/out/$TARGETARCH"
 
 FROM scratch
+ARG TARGETARCH
 ARG VERSION=0.1.0
 ARG REVISION=
 LABEL org.opencontainers.image.title="rangecache" \
@@ -38,7 +33,7 @@ LABEL org.opencontainers.image.title="rangecache" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY --from=build /out/ /
+COPY --from=build /out/$TARGETARCH/ /
 # A number, so that Kubernetes can verify that it is not root.
 USER 65532:65532
 EXPOSE 23790 23791

@@ -100,8 +100,9 @@ own_packages = rangecache tour $(shell sed -n 's/^name = "\(.*\)"/\1/p' crates/*
 as_released = --bench suite --bench micro --bench abuse $(foreach package,$(own_packages),--config profile.dev.package.$(package).debug-assertions=false)
 
 .PHONY: check
-check: rust-present ## Check phrases, formatting, lints, and sources of dependencies
+check: rust-present ## Check phrases, words of the documents, formatting, lints, and sources of dependencies
 	@$(timed) 'refused phrases' .ci/phrases
+	@$(timed) 'words of the documents' .ci/words
 	@$(timed) 'formatting' $(CARGO) fmt --all --check
 	@$(timed) 'dependencies: sources and bans' .ci/dependencies
 	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -174,7 +175,7 @@ fuzz-corpus: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Add what `make fu
 $(TOOLS_DIR)/cargo/bin/cargo-fuzz:
 	$(CARGO) install cargo-fuzz --version '^0.13' --locked --root $(TOOLS_DIR)/cargo
 
-# A shard is a random sample: docs/mutants.md has results of some.
+# A shard is a random sample: tests/mutant-switch/README.md has results of some.
 .PHONY: mutants
 mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants tools goclient rust-present ## Change the source in one place at a time, and list what no test notices; options: SHARD=0/66 MUTANTS=20 SEEDS=500
 	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants' .ci/mutants $(SHARD)
@@ -204,8 +205,9 @@ chart-tools: $(addprefix $(TOOLS_DIR)/,$(HELMS) promtool)
 	@cd tests/chart && $(GO) test -run '^$$' ./... >/dev/null
 
 .PHONY: chart-reference
-chart-reference: go-present ## Write the table of values in charts/rangecache/README.md again from values.yaml and its schema
-	cd tests/chart && UPDATE_REFERENCE=1 $(GO) test -count=1 -run TestValuesTableIsGenerated ./...
+chart-reference: rust-present go-present ## Write the table of values in charts/rangecache/README.md again from values.yaml and its schema, and the list of flags
+	$(CARGO) build --locked $(BINARIES)
+	cd tests/chart && UPDATE_REFERENCE=1 $(GO) test -count=1 -run 'TestValuesTableIsGenerated|TestFlagsAreThoseOfTheProgram' ./...
 
 # Not part of `make test`: a node's programs take ten minutes to build the first time, and the test needs root.
 .PHONY: test-node
@@ -265,17 +267,18 @@ bench-packing: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present #
 # Lists the crates that the binary is built from. C code (jemalloc, aws-lc) is listed under its crate; glibc and Rust's
 # standard library belong to the toolchain and are not listed.
 .PHONY: sbom
-sbom: rust-present ## Write the bill of materials, for scanners: target/rangecache.cdx.json (CycloneDX)
-	@command -v $(TOOLS_DIR)/cargo/bin/cargo-cyclonedx >/dev/null || \
-	  $(CARGO) install cargo-cyclonedx --version '^0.5.9' --locked --root $(TOOLS_DIR)/cargo
+sbom: $(TOOLS_DIR)/cargo/bin/cargo-cyclonedx ## Write the bill of materials, for scanners: target/rangecache.cdx.json (CycloneDX)
 	@export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}"; \
 	PATH="$(CURDIR)/$(TOOLS_DIR)/cargo/bin:$$PATH" $(CARGO) cyclonedx --quiet --format json --spec-version 1.5 \
 	  --describe binaries --no-build-deps --target $(SBOM_TARGET)
 	@mkdir -p target
 	@# Strip the build path.
-	@sed 's|path+file://$(CURDIR)#|pkg:cargo/|g' rangecache_bin.cdx.json > target/rangecache.cdx.json
+	@sed 's|path+file://$(CURDIR)/[^"#]*/\([^"#/]*\)#\([0-9]\)|pkg:cargo/\1@\2|g; s|path+file://$(CURDIR)[^"#]*#|pkg:cargo/|g' rangecache_bin.cdx.json > target/rangecache.cdx.json
 	@rm -f rangecache_bin.cdx.json testkit/*.cdx.json tour/*.cdx.json
 	@echo 'target/rangecache.cdx.json'
+
+$(TOOLS_DIR)/cargo/bin/cargo-cyclonedx: | rust-present
+	$(CARGO) install cargo-cyclonedx --version '^0.5.9' --locked --debug --root $(TOOLS_DIR)/cargo
 
 # `make test` runs these tests too, and skips those that need a browser if none is installed.
 .PHONY: page-test
@@ -303,10 +306,10 @@ book: $(TOOLS_DIR)/cargo/bin/mdbook ## Write the documents as a book into target
 
 # --- releases ---------------------------------------------------------------------------------------------------------
 
-# The first architecture must be this machine's. For another one: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross
-DIST_ARCHES ?= amd64 arm64
+# The first architecture must be this machine's, and is the only one of a BINARY without %. For another one: apt-get install
+# gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+DIST_ARCHES ?= $(if $(or $(findstring %,$(BINARY)),$(if $(BINARY),,all)),amd64 arm64,$(shell packaging/arch))
 
-# The profile is of the release: the same sources give the same binary with it.
 .PHONY: pgo-profile
 pgo-profile: $(TOOLS_DIR)/etcd-3.7 rust-present ## Build rangecache so that it counts, send it a mix of calls, and write target/pgo/rangecache.profdata
 	@CARGO='$(CARGO)' packaging/pgo-profile target/pgo
@@ -314,15 +317,19 @@ pgo-profile: $(TOOLS_DIR)/etcd-3.7 rust-present ## Build rangecache so that it c
 .PHONY: pgo
 pgo: pgo-profile ## Build a release by its profile (PGO): target/pgo/rangecache
 	@$(timed) 'build by the profile' env CARGO_TARGET_DIR=target/pgo/built PGO_PROFILE=target/pgo/rangecache.profdata CARGO='$(CARGO)' \
-	  packaging/build-static $(firstword $(DIST_ARCHES)) target/pgo
+	  packaging/build-static "$$(packaging/arch)" target/pgo
 
 .PHONY: dist
-dist: rust-present ## Build a release into target/dist: static binaries, archives, .deb, formula, bills of materials, checksums
-	@CARGO='$(CARGO)' PGO_PROFILE='$(PGO_PROFILE)' packaging/dist target/dist $(DIST_ARCHES)
+dist: rust-present ## Build a release into target/dist: static binaries, archives, .deb, formula, bills of materials, checksums; option: BINARY=target/pgo/rangecache
+	@CARGO='$(CARGO)' BINARY='$(BINARY)' packaging/dist target/dist $(DIST_ARCHES)
 
-.PHONY: dist-check
-dist-check: ## Check what make dist has built: checksums, packages, and the binaries, those of arm64 by qemu
-	@packaging/dist-check target/dist $(DIST_ARCHES)
+.PHONY: image
+image: ## Build the image of binaries that are built already, by Docker: BINARY=target/pgo/rangecache; options: IMAGE_TAG=… IMAGE_ARGS=--push
+	@BINARY='$(BINARY)' IMAGE_ARGS='$(IMAGE_ARGS)' packaging/image '$(or $(IMAGE_TAG),rangecache)' $(DIST_ARCHES)
+
+.PHONY: release-check
+release-check: $(TOOLS_DIR)/helm-4 rust-present ## Make twice what a release consists of, compare, and list it with sizes and digests; option: BINARY=target/pgo/rangecache
+	@CARGO='$(CARGO)' BINARY='$(BINARY)' packaging/release-check target/release-check $(DIST_ARCHES)
 
 .PHONY: chart-package
 chart-package: $(TOOLS_DIR)/helm-4 ## Package the chart with the image's digest into target/chart: IMAGE_DIGEST=sha256:...
@@ -331,6 +338,7 @@ chart-package: $(TOOLS_DIR)/helm-4 ## Package the chart with the image's digest 
 .PHONY: check-workflows
 check-workflows: $(TOOLS_DIR)/actionlint ## Check the workflows of GitHub
 	@$(timed) 'workflows' $(TOOLS_DIR)/actionlint -color=false
+	@! grep -rnE 'uses: [^.]' .github | grep -vE '@[0-9a-f]{40} # v[0-9.]+$$' || { echo 'an action is named by its commit, with the version behind it' >&2; exit 1; }
 
 .PHONY: check-packaging
 check-packaging: ## Check the sandbox of the systemd unit

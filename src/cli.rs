@@ -540,6 +540,15 @@ mod tests {
     }
 
     #[test]
+    fn number_below_zero_is_refused_as_a_value() {
+        let refused = task(&["--max-calls", "-1"]).unwrap_err().to_string();
+        assert!(
+            refused.contains("invalid value '-1' for '--max-calls"),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn serve_may_be_left_out() {
         let Ok(Task::Doctor(options)) = task(&["doctor", "--endpoints", "http://etcd:1", "--deep"]) else {
             panic!("not doctor");

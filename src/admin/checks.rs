@@ -3,117 +3,148 @@
 use std::time::Duration;
 
 use super::handles::Handles;
-use super::status::model::{Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus};
+use super::status::model::{
+    Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
+};
 use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, FindingId, Severity};
-use rangecache_base::telemetry::{Metrics, Reason};
+use rangecache_base::telemetry::{Metrics, Outcome, Reason};
+use rangecache_base::unix_time;
 use rangecache_mirror::UselessNeighbour;
 use rangecache_mirror::lineage::Auth;
-use rangecache_upstream::gates::{GateState, VersionGate};
-use rangecache_upstream::{ClusterOfEndpoint, UserProblem, Version};
 
 /// Days before its expiry from which on a certificate is a finding; the alert on it has as many.
 const FEW_DAYS_LEFT: i64 = 14;
-
-/// Facts that findings are made from.
-#[derive(Debug)]
-pub(super) struct Facts<'a> {
-    pub(super) draining: bool,
-    /// An operator has switched memory off.
-    pub(super) forwards_all: bool,
-    pub(super) mirrors: &'a [MirrorStatus],
-    pub(super) endpoints: &'a [EndpointStatus],
-    /// The endpoints with their clusters, if there are several.
-    pub(super) mixed_clusters: &'a [ClusterOfEndpoint],
-    pub(super) certificates: &'a [CertificateStatus],
-    pub(super) budgets: &'a [Budget],
-    pub(super) gates: &'a [(&'static VersionGate, GateState)],
-    /// The lowest version among the endpoints.
-    pub(super) version: Option<Version>,
-    pub(super) auth: Auth,
-    pub(super) has_own_user: bool,
-    pub(super) user_problem: Option<UserProblem>,
-    /// Neighbours that would be of no use to the next start.
-    pub(super) useless_neighbours: &'a [UselessNeighbour],
-    /// `--cache-max-bytes`, and the memory limit.
-    pub(super) cache_and_memory_bytes: (u64, u64),
-    pub(super) panics: u64,
-    /// Reads refused in the last fifteen minutes.
-    pub(super) shed: u64,
-    /// Reads that failed without etcd's response in the last fifteen minutes.
-    pub(super) failed: u64,
-}
+const SECONDS_PER_DAY: i64 = 86_400;
+/// Wait of one read in a hundred for its proof that is a finding; KEP-2340's bound, and the alert's.
+const SLOW_PROOF_SECONDS: f64 = 0.2;
+/// Time after which shares of reads are findings: the loads of a start have none.
+const LONG_SECONDS: f64 = 14.0 * 60.0;
 
 /// Findings, the worst first; none if everything is as it should be.
-pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+pub(super) fn findings(facts: &Status) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if facts.draining {
+    let more = &facts.unlisted;
+    if more.draining {
         findings.push(
             Finding::new(FindingId::Stopping, "rangecache is stopping")
                 .with_meaning("No new calls are accepted; calls in flight may complete."),
         );
     }
-    if facts.forwards_all {
+    if facts.ready && !more.answers_from_memory {
+        findings.push(Finding::explained(
+            FindingId::AnswersNothing,
+            "nothing is answered from memory",
+        ));
+    }
+    if facts.forward_all {
         findings.push(Finding::new(FindingId::MemorySwitchedOff, "memory is switched off").with_meaning(
             "An operator has sent POST /forward-all: etcd answers every read and serves every watch. The mirrors stay up to date.",
         ));
     }
-    findings.extend(diagnosis::different_clusters(facts.mixed_clusters));
+    findings.extend(diagnosis::different_clusters(&more.mixed_clusters));
     findings.extend(facts.certificates.iter().filter_map(certificate_finding));
     findings.extend(endpoint_findings(facts));
+    findings.extend(facts.gates.iter().filter_map(|gate| gate.finding.clone()));
+    findings.extend(more.user.clone());
     findings.extend(
         facts
-            .gates
+            .mirrors
             .iter()
-            .map(|(gate, state)| diagnosis::gates::finding(gate, *state))
-            .filter(|finding| finding.severity >= Severity::Warning),
+            .flat_map(|mirror| mirror_findings(mirror, facts)),
     );
-    findings.extend(auth_finding(facts));
-    for mirror in facts.mirrors {
-        findings.extend(mismatch_finding(mirror));
-        findings.extend(mirror_finding(mirror, facts));
-        findings.extend(image_finding(mirror));
-    }
-    findings.extend(facts.useless_neighbours.iter().map(neighbour_finding));
-    let (cache_bytes, memory_bytes) = facts.cache_and_memory_bytes;
+    findings.extend(more.useless_neighbours.iter().map(neighbour_finding));
+    let (cache_bytes, memory_bytes) = more.cache_and_memory_bytes;
     findings.extend(diagnosis::budget_above_memory(cache_bytes, memory_bytes));
-    if facts.panics > 0 {
-        let title = format!("{} since the start", counted(facts.panics, "panic"));
+    if more.panics > 0 {
+        let title = format!("{} since the start", counted(more.panics, "panic"));
         findings.push(
             Finding::new(FindingId::Panics, title)
                 .with_meaning("Each ended one call or restarted one task, and is a bug."),
         );
     }
-    if facts.failed > 0 {
-        let title = format!("{} failed in the last 15 minutes", counted(facts.failed, "read"));
-        findings.push(Finding::new(FindingId::ReadsFailed, title).with_meaning(
-            "Memory could not answer, and etcd could not be reached or did not complete its response in time. Clients may retry.",
-        ));
-    }
-    if facts.shed > 0 {
-        let title = format!("{} refused in the last 15 minutes", counted(facts.shed, "read"));
-        findings.push(
-            Finding::new(FindingId::ReadsRefused, title)
-                .with_meaning("Memory could not answer, and a bound was reached. Clients may retry."),
-        );
-    }
+    findings.extend(read_findings(&facts.reads));
     for budget in facts.budgets.iter().filter(|budget| budget.is_nearly_used_up()) {
         let title = format!("{}: {:.0} % of the bound", budget.name, budget.ratio * 100.0);
         let remedy = format!("Raise --{}, or find the clients that need so much.", budget.flag);
         findings.push(
             Finding::new(FindingId::BoundNearlyReached, title)
                 .about(budget.flag)
-                .with_meaning(budget.at_limit)
+                .with_meaning(format!("At the bound {}.", budget.at_limit))
                 .with_remedy(remedy),
         );
     }
+    if facts.mirrors.iter().any(|mirror| mirror.stale_age_ms.is_some()) {
+        findings.push(Finding::explained(
+            FindingId::ServesStale,
+            "reads are answered without etcd",
+        ));
+    }
+    if more
+        .proof_p99_seconds
+        .is_some_and(|seconds| seconds > SLOW_PROOF_SECONDS)
+    {
+        let title = "one read in a hundred waits longer than 200 ms for its proof";
+        findings.push(Finding::explained(FindingId::ProofsSlow, title));
+    }
+    // That no member is healthy explains why checks fail.
+    let is_due = |finding: &&Finding| finding.id != FindingId::QuorumChecksFail || has_healthy_member(facts);
+    findings.extend(more.symptoms.iter().filter(is_due).cloned());
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
 }
 
-fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
+/// Findings on the reads of the last 15 minutes.
+fn read_findings(reads: &Reads) -> impl Iterator<Item = Finding> {
+    let ended = |is: fn(Outcome) -> bool| {
+        let ended = reads.outcomes.iter().filter(|read| is(read.outcome));
+        ended.map(|read| read.count).sum::<u64>()
+    };
+    let find = |id, is: fn(Outcome) -> bool, what: &str, meaning: &str| {
+        let title = || format!("{} {what} in the last 15 minutes", counted(ended(is), "read"));
+        (ended(is) > 0).then(|| Finding::new(id, title()).with_meaning(meaning))
+    };
+    let all = ended(|_| true);
+    let is_long = reads.window_seconds >= LONG_SECONDS;
+    let share = |id, is: fn(Outcome) -> bool, (share, per_second): (f64, f64), title: &str| {
+        #[allow(clippy::cast_precision_loss, reason = "a share of counts")]
+        let (part, all) = (ended(is) as f64, all as f64);
+        let is_due = is_long && part > share * all && part > per_second * reads.window_seconds;
+        is_due.then(|| Finding::explained(id, title))
+    };
+    [
+        find(
+            FindingId::ReadsFailed,
+            |outcome| matches!(outcome, Outcome::Failed(_)),
+            "failed",
+            "Memory could not answer, and etcd could not be reached or did not complete its response in time. Clients may retry.",
+        ),
+        find(
+            FindingId::ReadsRefused,
+            |outcome| matches!(outcome, Outcome::Shed(_)),
+            "refused",
+            "Memory could not answer, and a bound was reached. Clients may retry.",
+        ),
+        share(
+            FindingId::MostForwarded,
+            |outcome| matches!(outcome, Outcome::Forwarded(_) | Outcome::Streamed(_)),
+            (0.5, 1.0),
+            "most reads go to etcd",
+        ),
+        share(
+            FindingId::HistoryShort,
+            |outcome| outcome.labels().1 == Reason::HistoryGone.as_str(),
+            (0.05, 0.1),
+            "reads ask for revisions that memory no longer has",
+        ),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+fn endpoint_findings(facts: &Status) -> Vec<Finding> {
     if !is_reachable(facts) {
         let errors: Vec<_> = facts
             .endpoints
@@ -124,9 +155,18 @@ fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
             "Calls wait up to --connect-timeout for a connection and then fail with Unavailable. {}",
             errors.join("; ")
         );
-        return vec![
-            Finding::new(FindingId::EtcdUnreachable, "etcd cannot be reached").with_meaning(meaning),
-        ];
+        let finding = if facts
+            .endpoints
+            .iter()
+            .any(|endpoint| endpoint.peer.is_rangecache())
+        {
+            Finding::new(FindingId::EtcdUnreachable, "no hub can be reached").with_remedy(
+                "Check that the rangecaches of --endpoints run; --fallback-endpoints names etcd for the time in which none of them serves.",
+            )
+        } else {
+            Finding::new(FindingId::EtcdUnreachable, "etcd cannot be reached")
+        };
+        return vec![finding.with_meaning(meaning)];
     }
     if !has_healthy_member(facts) {
         return vec![Finding::new(FindingId::NoHealthyMember, "no member of etcd is healthy").with_meaning(
@@ -134,14 +174,41 @@ fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
         )];
     }
     let mut findings: Vec<_> = facts.endpoints.iter().filter_map(endpoint_finding).collect();
-    if facts.version.is_none() {
+    if facts.unlisted.version_unknown {
         findings.push(diagnosis::version_unknown());
     }
     findings
 }
 
+/// Certificates and revocation lists, those that expire first at the beginning.
+pub(super) fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
+    let now = unix_time::now_seconds();
+    let files = handles.metrics.tls.not_after();
+    let mut certificates: Vec<_> = files
+        .into_iter()
+        .map(|((side, file), not_after)| CertificateStatus {
+            side,
+            flag: flag_of(side, file),
+            days_left: (not_after - now).div_euclid(SECONDS_PER_DAY),
+        })
+        .collect();
+    certificates.sort_by_key(|certificate| certificate.days_left);
+    certificates
+}
+
+/// Flag that names a file of certificates.
+fn flag_of(side: &'static str, file: &'static str) -> &'static str {
+    match (side, file) {
+        ("clients", "cert") => "cert-file",
+        ("clients", "ca") => "trusted-ca-file",
+        ("clients", "crl") => "client-crl-file",
+        ("etcd", "ca") => "cacert",
+        _ => file,
+    }
+}
+
 /// Whether a file of certificates has expired or will soon.
-fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
+pub(super) fn certificate_finding(certificate: &CertificateStatus) -> Option<Finding> {
     let CertificateStatus {
         side,
         flag,
@@ -182,12 +249,12 @@ fn in_days(days: i64) -> String {
     }
 }
 
-fn is_reachable(facts: &Facts<'_>) -> bool {
+fn is_reachable(facts: &Status) -> bool {
     facts.endpoints.iter().any(|endpoint| endpoint.is_connected)
 }
 
 /// Whether any member serves, votes and knows a leader.
-fn has_healthy_member(facts: &Facts<'_>) -> bool {
+fn has_healthy_member(facts: &Status) -> bool {
     let mut endpoints = facts.endpoints.iter();
     endpoints.any(|endpoint| endpoint.is_connected && endpoint.is_healthy)
 }
@@ -217,40 +284,71 @@ fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
     }
 }
 
-fn auth_finding(facts: &Facts<'_>) -> Option<Finding> {
-    match &facts.user_problem {
-        Some(problem) => Some(diagnosis::user_problem(problem)),
-        None if facts.auth == Auth::On && !facts.has_own_user => Some(diagnosis::no_own_user()),
-        None => None,
+/// Problem of rangecache's own user, or that it has none and needs one.
+pub(super) fn user_finding(handles: &Handles) -> Option<Finding> {
+    let credentials = handles.upstream.credentials();
+    let is_needed = handles.mirrors.cluster_state.auth() == Auth::On && !credentials.name_a_user();
+    let problem = credentials.problem();
+    let problem = problem.map(|problem| diagnosis::user_problem(&problem));
+    problem.or_else(|| is_needed.then(diagnosis::no_own_user))
+}
+
+fn mirror_findings(mirror: &MirrorStatus, facts: &Status) -> Vec<Finding> {
+    let name = &mirror.name;
+    let find = |id, title: String, meaning: String| Finding::new(id, title).about(name).with_meaning(meaning);
+    let mut findings = Vec::new();
+    if mirror.mismatches > 0 {
+        let times = match mirror.mismatches {
+            1 => "once".to_owned(),
+            n => format!("{} times", count(n)),
+        };
+        let meaning = format!("Verification found a difference {times}; the mirror was loaded again.");
+        findings.push(find(
+            FindingId::MirrorDiffered,
+            format!("{name} has differed from etcd"),
+            meaning,
+        ));
     }
-}
-
-fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    let times = match mirror.mismatches {
-        0 => return None,
-        1 => "once".to_owned(),
-        n => format!("{} times", count(n)),
-    };
-    let finding = Finding::new(
-        FindingId::MirrorDiffered,
-        format!("{} has differed from etcd", mirror.name),
-    );
-    let finding = finding.about(&mirror.name);
-    Some(finding.with_meaning(format!(
-        "Verification found a difference {times}; the mirror was loaded again."
-    )))
-}
-
-fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
-    let Some(reason) = mirror.reason else {
-        return empty_finding(mirror).or_else(|| mirror.memory.finding(&mirror.name));
-    };
     // An etcd that cannot be reached or does not serve, or that does not permit the reads of a load, is a finding of its own, and
     // explains these. Reads of the mirror are not forwarded then, they fail.
-    let is_explained = !has_healthy_member(facts) || auth_finding(facts).is_some();
-    if matches!(reason, Reason::FeedLost | Reason::Loading) && is_explained {
-        return None;
+    let is_explained = !has_healthy_member(facts) || facts.unlisted.user.is_some();
+    match mirror.reason {
+        Some(Reason::FeedLost | Reason::Loading) if is_explained => {}
+        Some(reason) => findings.push(out_of_service(mirror, reason, facts)),
+        None if mirror.keys == 0 => {
+            let meaning = "What clients read is not in this mirror, unless etcd is new.".to_owned();
+            let finding = find(
+                FindingId::MirrorEmpty,
+                format!("etcd has no key in {name}"),
+                meaning,
+            );
+            // Of the whole keyspace: an etcd that is new.
+            let severity = if mirror.is_everything {
+                Severity::Note
+            } else {
+                Severity::Warning
+            };
+            findings.push(finding.with_severity(severity));
+        }
+        None => findings.extend(mirror.memory.finding(name)),
     }
+    if let Some(image) = mirror.image.as_ref().filter(|image| image.is_failing) {
+        let next = match image.age_seconds {
+            None => "The next start reads every key from etcd.",
+            Some(_) => "The next start finds an older image, and reads more from etcd.",
+        };
+        let title = format!("the image of {name} cannot be written");
+        findings.push(find(
+            FindingId::ImageNotWritten,
+            title,
+            format!("Serving continues. {next}"),
+        ));
+    }
+    findings
+}
+
+/// Finding about a mirror that is out of service for `reason`.
+fn out_of_service(mirror: &MirrorStatus, reason: Reason, facts: &Status) -> Finding {
     let loaded = format!(
         "{}, {}",
         counted(mirror.load_keys, "key"),
@@ -272,31 +370,11 @@ fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
         "{} is not answered from memory: {}",
         mirror.name, explanation.title
     );
-    Some(
-        Finding::new(id, title)
-            .about(&mirror.name)
-            .with_meaning(format!(
-                "{}{details} Its reads are forwarded.",
-                explanation.meaning
-            ))
-            .with_remedy(explanation.remedy),
-    )
-}
-
-/// A mirror whose image cannot be written.
-fn image_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    let image = mirror.image.as_ref().filter(|image| image.is_failing)?;
-    let id = FindingId::ImageNotWritten;
-    let finding = Finding::new(id, format!("the image of {} cannot be written", mirror.name));
-    let next = match image.age_seconds {
-        None => "The next start reads every key from etcd.",
-        Some(_) => "The next start finds an older image, and reads more from etcd.",
-    };
-    Some(
-        finding
-            .about(&mirror.name)
-            .with_meaning(format!("Serving continues. {next}")),
-    )
+    let meaning = format!("{}{details} Its reads are forwarded.", explanation.meaning);
+    Finding::new(id, title)
+        .about(&mirror.name)
+        .with_meaning(meaning)
+        .with_remedy(explanation.remedy)
 }
 
 /// A neighbour that the next start would ask in vain.
@@ -309,43 +387,25 @@ fn neighbour_finding(neighbour: &UselessNeighbour) -> Finding {
     ))
 }
 
-/// A mirror that has no key: its prefix may be mistyped.
-fn empty_finding(mirror: &MirrorStatus) -> Option<Finding> {
-    if mirror.keys > 0 {
-        return None;
-    }
-    let finding = Finding::new(
-        FindingId::MirrorEmpty,
-        format!("etcd has no key in {}", mirror.name),
-    );
-    // Of the whole keyspace: an etcd that is new.
-    let severity = if mirror.is_everything {
-        Severity::Note
-    } else {
-        Severity::Warning
-    };
-    let finding = finding.about(&mirror.name).with_severity(severity);
-    Some(finding.with_meaning("What clients read is not in this mirror, unless etcd is new."))
-}
-
 /// The version gates, auth and verification.
-pub(super) fn gates(
-    gates: &[(&'static VersionGate, GateState)],
-    auth: Auth,
-    has_own_user: bool,
-    metrics: &Metrics,
-) -> Vec<GateStatus> {
-    let versions = gates.iter().map(|(gate, state)| {
-        let (severity, state) = diagnosis::gates::describe(gate, *state);
+pub(super) fn gates(handles: &Handles) -> Vec<GateStatus> {
+    let versions = handles.upstream.gates().into_iter().map(|(gate, state)| {
+        let (state, finding) = diagnosis::gates::judge(gate, state);
         GateStatus {
             name: gate.title,
-            severity,
+            severity: finding.severity,
             state,
             meaning: gate.meaning,
+            finding: Some(finding).filter(|finding| finding.severity >= Severity::Warning),
         }
     });
+    let auth = handles.mirrors.cluster_state.auth();
+    let has_own_user = handles.upstream.credentials().name_a_user();
     versions
-        .chain([auth_gate(auth, has_own_user), verification_gate(metrics)])
+        .chain([
+            auth_gate(auth, has_own_user),
+            verification_gate(&handles.metrics.process),
+        ])
         .collect()
 }
 
@@ -361,6 +421,7 @@ fn auth_gate(auth: Auth, has_own_user: bool) -> GateStatus {
         severity,
         state: state.to_owned(),
         meaning: "While auth is on, etcd authorises each read for its client before memory answers it.",
+        finding: None,
     }
 }
 
@@ -378,6 +439,7 @@ fn verification_gate(metrics: &Metrics) -> GateStatus {
         severity,
         state,
         meaning: "Every mirror is compared with etcd in the background.",
+        finding: None,
     }
 }
 
@@ -392,76 +454,38 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .map(|mirror| mirror.memory.memory_bytes + mirror.memory.held_bytes)
         .sum();
     let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
-    let first = [(
-        "Memory of all mirrors".to_owned(),
-        &bounds::CACHE_MAX_BYTES,
-        memory,
-        "At the bound values are packed (--cache-pack), then those of whole prefixes are left out, and reads of them forwarded.",
-    )];
     let histories = mirrors.iter().map(|mirror| {
+        let name = format!("History of {}", mirror.name);
         (
-            format!("History of {}", mirror.name),
+            name,
             &bounds::HISTORY_MAX_BYTES,
             mirror.memory.history_bytes,
-            "At the bound the oldest revisions are dropped, and reads of them are forwarded.",
+            "the oldest revisions are dropped, and reads of them are forwarded",
         )
     });
-    let others = [
-        (
-            "Client connections",
-            &bounds::MAX_CONNECTIONS,
-            connections,
-            "At the bound new connections wait.",
-        ),
-        (
-            "Calls in flight",
-            &bounds::MAX_CALLS,
-            calls,
-            "At the bound calls are refused with Unavailable.",
-        ),
-        (
-            "Large reads in flight to etcd",
-            &bounds::FORWARD_MAX_LARGE,
-            gauge(large.in_flight.get()),
-            "At the bound more reads wait.",
-        ),
-        (
-            "Large reads waiting for etcd",
-            &bounds::FORWARD_MAX_WAITING,
-            gauge(large.waiting.get()),
-            "At the bound more reads are refused with Unavailable.",
-        ),
-        (
-            "Small reads in flight to etcd",
-            &bounds::FORWARD_MAX_SMALL,
-            gauge(small.in_flight.get()),
-            "At the bound more reads wait.",
-        ),
-        (
-            "Small reads waiting for etcd",
-            &bounds::FORWARD_MAX_WAITING,
-            gauge(small.waiting.get()),
-            "At the bound more reads are refused with Unavailable.",
-        ),
-        (
-            "Buffered bytes",
-            &bounds::BUFFER_MAX_BYTES,
-            metrics.buffers.used_bytes(),
-            "At the bound calls are refused with ResourceExhausted.",
-        ),
-        (
-            "Memory of watches",
-            &bounds::WATCH_MAX_BYTES,
-            gauge(metrics.proxy.watches.used_bytes.get()),
-            "At the bound new watches are forwarded, and large events wait.",
-        ),
-    ]
-    .map(|(name, bound, used, at_limit)| (name.to_owned(), bound, used, at_limit));
-    first
-        .into_iter()
-        .chain(histories)
-        .chain(others)
-        .filter_map(|(name, bound, used, at_limit)| budget(&metrics.process, name, bound, used, at_limit))
+    /// Names of what is used, bounds, what is used of them, and what happens at the bound.
+    macro_rules! used {
+        ($($name:literal, $bound:ident, $used:expr, $at_limit:literal;)+) => {
+            [$(($name.to_owned(), &bounds::$bound, $used, $at_limit)),+]
+        };
+    }
+    let first = used! {
+        "Memory of all mirrors", CACHE_MAX_BYTES, memory,
+            "values are packed (--cache-pack), then those of whole prefixes are left out, and reads of them forwarded";
+    };
+    let others = used! {
+        "Client connections", MAX_CONNECTIONS, connections, "new connections wait";
+        "Calls in flight", MAX_CALLS, calls, "calls are refused with Unavailable";
+        "Large reads in flight to etcd", FORWARD_MAX_LARGE, gauge(large.in_flight.get()), "more reads wait";
+        "Large reads waiting for etcd", FORWARD_MAX_WAITING, gauge(large.waiting.get()), "more reads are refused with Unavailable";
+        "Small reads in flight to etcd", FORWARD_MAX_SMALL, gauge(small.in_flight.get()), "more reads wait";
+        "Small reads waiting for etcd", FORWARD_MAX_WAITING, gauge(small.waiting.get()), "more reads are refused with Unavailable";
+        "Buffered bytes", BUFFER_MAX_BYTES, metrics.buffers.used_bytes(), "calls are refused with ResourceExhausted";
+        "Memory of watches", WATCH_MAX_BYTES, gauge(metrics.proxy.watches.used_bytes.get()),
+            "new watches are forwarded, and large events wait";
+    };
+    let all = first.into_iter().chain(histories).chain(others);
+    all.filter_map(|(name, bound, used, at_limit)| budget(&metrics.process, name, bound, used, at_limit))
         .collect()
 }
 
@@ -487,85 +511,56 @@ fn budget(
         limit: limit as u64,
         ratio: used as f64 / limit.max(1.0),
         at_limit,
-        is_meant_to_fill: bound.flag == bounds::HISTORY_MAX_BYTES.flag,
+        alarm_ratio: match bound.flag {
+            flag if flag == bounds::HISTORY_MAX_BYTES.flag => None,
+            // As its alert: what waits is refused at the bound.
+            flag if flag == bounds::FORWARD_MAX_WAITING.flag => Some(0.5),
+            _ => Some(0.9),
+        },
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::memory::MirrorMemory;
-    use crate::admin::status::model::ImageStatus;
-    use rangecache_upstream::{EndpointPeer, gates};
+    use crate::admin::status::model::{ImageStatus, OutcomeCount};
+    use rangecache_base::telemetry::outcome::Read;
 
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
         EndpointStatus {
             url: "http://etcd:2379".to_owned(),
-            source: "flag",
-            peer: EndpointPeer::default(),
-            is_leaving: false,
-            version: None,
-            role: "follower",
             is_connected,
             is_healthy,
-            is_avoided: false,
-            connections: 6,
-            connections_wanted: 6,
-            calls: 0,
             last_error: "connection refused".to_owned(),
-            no_range_stream: None,
+            ..EndpointStatus::default()
         }
     }
 
     fn mirror(reason: Option<Reason>) -> MirrorStatus {
         MirrorStatus {
             name: "/registry/".to_owned(),
-            is_everything: false,
             reason,
-            revision: None,
-            stale_age_ms: None,
-            lag_revisions: None,
-            oldest_revision: None,
             keys: 5,
-            memory: MirrorMemory::default(),
             load_keys: 3,
             load_bytes: 2048,
-            adopted: Vec::new(),
-            image: None,
-            events: 0,
-            mismatches: 0,
-            timeline: Vec::new(),
+            ..MirrorStatus::default()
         }
     }
 
-    const OPEN: [(&VersionGate, GateState); 1] = [(
-        &gates::PROGRESS_NOTIFICATIONS,
-        GateState::Open(Version::new(3, 7, 0)),
-    )];
-
-    fn facts<'a>(endpoints: &'a [EndpointStatus], mirrors: &'a [MirrorStatus]) -> Facts<'a> {
-        Facts {
-            mixed_clusters: &[],
-            certificates: &[],
-            draining: false,
-            forwards_all: false,
-            mirrors,
-            endpoints,
-            budgets: &[],
-            gates: &OPEN,
-            version: Some(Version::new(3, 7, 0)),
-            auth: Auth::Off,
-            has_own_user: false,
-            user_problem: None,
-            useless_neighbours: &[],
-            cache_and_memory_bytes: (1, 1),
-            panics: 0,
-            shed: 0,
-            failed: 0,
+    fn facts(endpoints: impl Into<Vec<EndpointStatus>>, mirrors: impl Into<Vec<MirrorStatus>>) -> Status {
+        Status {
+            endpoints: endpoints.into(),
+            mirrors: mirrors.into(),
+            ..Status::default()
         }
     }
 
-    fn found(facts: &Facts<'_>) -> Vec<(Severity, String)> {
+    /// Facts of a process whose only endpoint is healthy, and whose mirrors are these.
+    fn healthy(mirrors: impl Into<Vec<MirrorStatus>>) -> Status {
+        facts([endpoint(true, true)], mirrors)
+    }
+
+    fn found(facts: &Status) -> Vec<(Severity, String)> {
         findings(facts)
             .into_iter()
             .map(|finding| (finding.severity, finding.title))
@@ -574,31 +569,30 @@ mod tests {
 
     #[test]
     fn healthy_state_has_no_findings() {
-        assert_eq!(found(&facts(&[endpoint(true, true)], &[mirror(None)])), []);
+        assert_eq!(found(&healthy([mirror(None)])), []);
     }
 
     #[test]
     fn unreachable_etcd_is_one_finding_without_those_of_its_mirrors() {
-        let endpoints = [endpoint(false, false)];
         let mirrors = [mirror(Some(Reason::FeedLost))];
         assert_eq!(
-            found(&facts(&endpoints, &mirrors)),
+            found(&facts([endpoint(false, false)], mirrors)),
             [(Severity::Bad, "etcd cannot be reached".to_owned())]
         );
     }
 
     #[test]
     fn etcd_without_a_healthy_member_is_bad_and_one_unhealthy_member_of_two_is_not() {
-        let worst = |endpoints: &[EndpointStatus]| found(&facts(endpoints, &[])).first().cloned();
-        let all = worst(&[endpoint(true, false)]).unwrap();
+        let worst = |endpoints: Vec<EndpointStatus>| found(&facts(endpoints, [])).first().cloned();
+        let all = worst(vec![endpoint(true, false)]).unwrap();
         assert_eq!(all, (Severity::Bad, "no member of etcd is healthy".to_owned()));
         let mirrors = [mirror(Some(Reason::FeedLost))];
         assert_eq!(
-            found(&facts(&[endpoint(true, false)], &mirrors)),
+            found(&facts([endpoint(true, false)], mirrors)),
             [all],
             "reads of the mirror are not forwarded"
         );
-        let one = worst(&[endpoint(true, false), endpoint(true, true)]).unwrap();
+        let one = worst(vec![endpoint(true, false), endpoint(true, true)]).unwrap();
         assert_eq!(one.0, Severity::Warning);
     }
 
@@ -612,29 +606,25 @@ mod tests {
             }),
             ..mirror(None)
         };
-        let endpoints = [endpoint(true, true)];
         assert_eq!(
-            found(&facts(&endpoints, &[with(true)])),
+            found(&healthy([with(true)])),
             [(
                 Severity::Warning,
                 "the image of /registry/ cannot be written".to_owned()
             )]
         );
-        assert_eq!(found(&facts(&endpoints, &[with(false)])), []);
+        assert_eq!(found(&healthy([with(false)])), []);
     }
 
     #[test]
     fn neighbour_of_no_use_is_a_note() {
-        let (endpoints, mirrors) = ([endpoint(true, true)], [mirror(None)]);
-        let useless = [UselessNeighbour {
+        let useless = UselessNeighbour {
             url: "http://10.0.0.2:23790".parse().unwrap(),
             mirror: "/registry/".to_owned(),
             reason: "it does not answer in time".to_owned(),
-        }];
-        let facts = Facts {
-            useless_neighbours: &useless,
-            ..facts(&endpoints, &mirrors)
         };
+        let mut facts = healthy([mirror(None)]);
+        facts.unlisted.useless_neighbours = vec![useless];
         let findings = findings(&facts);
         let [finding] = findings.as_slice() else {
             panic!("{findings:?}");
@@ -653,24 +643,20 @@ mod tests {
             keys: 0,
             ..mirror(reason)
         };
-        let endpoints = [endpoint(true, true)];
         assert_eq!(
-            found(&facts(&endpoints, &[empty(None)])),
+            found(&healthy([empty(None)])),
             [(Severity::Warning, "etcd has no key in /registry/".to_owned())]
         );
-        let loading = found(&facts(&endpoints, &[empty(Some(Reason::Loading))]));
+        let loading = found(&healthy([empty(Some(Reason::Loading))]));
         assert_eq!(loading.len(), 1);
         assert_eq!(loading[0].0, Severity::Note);
     }
 
     #[test]
     fn cache_that_may_take_more_than_the_memory_limit_is_bad() {
-        let endpoints = [endpoint(true, true)];
         for (cache_bytes, expected) in [(1 << 30, 0), ((1 << 30) + 1, 1)] {
-            let facts = Facts {
-                cache_and_memory_bytes: (cache_bytes, 1 << 30),
-                ..facts(&endpoints, &[])
-            };
+            let mut facts = healthy([]);
+            facts.unlisted.cache_and_memory_bytes = (cache_bytes, 1 << 30);
             let found = found(&facts);
             assert_eq!(found.len(), expected, "{found:?}");
             assert!(found.iter().all(|(severity, _)| *severity == Severity::Bad));
@@ -684,16 +670,15 @@ mod tests {
             flag,
             days_left,
         };
-        let endpoints = [endpoint(true, true)];
-        let certificates = [
+        let certificates = vec![
             certificate("cert-file", -693),
             certificate("trusted-ca-file", 14),
             certificate("cert", 13),
             certificate("client-crl-file", 0),
         ];
-        let facts = Facts {
-            certificates: &certificates,
-            ..facts(&endpoints, &[])
+        let facts = Status {
+            certificates,
+            ..healthy([])
         };
         assert_eq!(
             found(&facts),
@@ -707,12 +692,8 @@ mod tests {
 
     #[test]
     fn findings_are_sorted_by_severity() {
-        let endpoints = [endpoint(true, true)];
-        let mirrors = [mirror(Some(Reason::OverBudget)), mirror(Some(Reason::Loading))];
-        let facts = Facts {
-            panics: 1,
-            ..facts(&endpoints, &mirrors)
-        };
+        let mut facts = healthy([Reason::OverBudget, Reason::Loading].map(|reason| mirror(Some(reason))));
+        facts.unlisted.panics = 1;
         let severities: Vec<_> = found(&facts).iter().map(|(severity, _)| *severity).collect();
         assert_eq!(severities, [Severity::Bad, Severity::Warning, Severity::Note]);
     }
@@ -720,30 +701,60 @@ mod tests {
     /// Nothing is loaded without a user, and waiting would not help.
     #[test]
     fn missing_user_explains_why_nothing_is_loaded() {
-        let endpoints = [endpoint(true, true)];
-        let mirrors = [mirror(Some(Reason::Loading))];
-        let facts = Facts {
-            auth: Auth::On,
-            ..facts(&endpoints, &mirrors)
-        };
+        let mut facts = healthy([mirror(Some(Reason::Loading))]);
+        facts.unlisted.user = Some(diagnosis::no_own_user());
         let found = found(&facts);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(found[0].0, Severity::Warning);
     }
 
+    /// The loads of a start, and a few reads, are no reason to look.
     #[test]
-    fn gate_that_forwards_reads_is_a_finding_while_it_is_closed() {
-        let closed = GateState::TooOld(Version::new(3, 5, 0));
-        let endpoints = [endpoint(true, true)];
-        let facts = Facts {
-            gates: &[
-                (&gates::PROGRESS_NOTIFICATIONS, closed),
-                (&gates::RANGE_STREAM, closed),
-            ],
-            ..facts(&endpoints, &[])
+    fn shares_of_reads_are_findings_once_they_have_lasted() {
+        let found = |window_seconds, outcome, part, all| {
+            let count = |outcome, count| OutcomeCount { outcome, count };
+            let hits = count(Outcome::Hit(Read::Linearizable), all - part);
+            let mut facts = healthy([]);
+            facts.reads.window_seconds = window_seconds;
+            facts.reads.outcomes = vec![hits, count(outcome, part)];
+            let found = findings(&facts).into_iter();
+            found.map(|finding| finding.id).collect::<Vec<_>>()
         };
-        let found = found(&facts);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!(found[0].0, Severity::Warning);
+        let forwarded = Outcome::Forwarded(Reason::NotMirrored);
+        assert_eq!(found(900.0, forwarded, 1_001, 2_000), [FindingId::MostForwarded]);
+        assert_eq!(found(900.0, forwarded, 1_000, 2_000), []);
+        assert_eq!(found(900.0, forwarded, 899, 899), []);
+        assert_eq!(found(60.0, forwarded, 1_001, 2_000), []);
+        let older = Outcome::Forwarded(Reason::HistoryGone);
+        assert_eq!(found(900.0, older, 101, 2_000), [FindingId::HistoryShort]);
+        assert_eq!(found(900.0, older, 100, 2_000), []);
+    }
+
+    #[test]
+    fn symptoms_are_found_unless_something_explains_them() {
+        let symptoms = [FindingId::QuorumChecksFail, FindingId::SpansLost];
+        let with = |mut facts: Status| {
+            facts.unlisted.symptoms = symptoms.map(|id| Finding::explained(id, "title")).to_vec();
+            facts.unlisted.proof_p99_seconds = Some(0.3);
+            let found = findings(&facts).into_iter();
+            found.map(|finding| finding.id).collect::<Vec<_>>()
+        };
+        let [failing, lost] = symptoms;
+        assert_eq!(with(healthy([])), [failing, FindingId::ProofsSlow, lost]);
+        let none = facts([endpoint(true, false)], []);
+        assert_eq!(
+            with(none),
+            [FindingId::NoHealthyMember, FindingId::ProofsSlow, lost]
+        );
+    }
+
+    #[test]
+    fn view_that_is_served_without_etcd_is_a_warning() {
+        let stale = MirrorStatus {
+            stale_age_ms: Some(9),
+            ..mirror(None)
+        };
+        let expected = (Severity::Warning, "reads are answered without etcd".to_owned());
+        assert_eq!(found(&healthy([stale])), [expected]);
     }
 }

@@ -9,6 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::metrics::ShownMetrics;
 use super::prefixes::Prefixes;
 use super::status::samples::{ReadCounts, Recent};
+use super::symptoms::Symptoms;
 use crate::config::LiveConfig;
 use crate::reload::ReloadHandle;
 use rangecache_base::telemetry::Telemetry;
@@ -27,6 +28,7 @@ pub(super) struct Handles {
     /// Cancelled once the process drains.
     pub(super) draining: CancellationToken,
     pub(super) recent: Recent,
+    pub(super) symptoms: Symptoms,
     pub(super) started: Instant,
     /// Clients with metrics (`--client-metrics-top`).
     pub(super) client_metrics_top: usize,

@@ -9,13 +9,13 @@
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `memory` | memory of mirrors, in figures and words |
 //! | `metrics` | metrics of this room, and those of others that the pages show |
-//! | `pace` | bound on requests per second |
-//! | `renderings` | bounds on pages: how many per second, and their memory until they are read |
+//! | `renderings` | bounds on requests and pages: how many per second, and their memory until they are read |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
 //! | `process` | figures of the process: CPU time, memory, descriptors |
 //! | `readiness` | readiness, and its text |
-//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients`, `changes` |
+//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes) |
 //! | `checks` | findings, gates and used bounds |
+//! | `symptoms` | what exported series have shown over time |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!
 //! This room imports `proxy` (its metrics), `mirror`, `upstream`, `server`, `limits`, `tls`, `diagnosis`, `reload`, `telemetry` and
@@ -28,7 +28,6 @@ mod gzip;
 mod handles;
 mod memory;
 mod metrics;
-mod pace;
 mod page;
 mod prefixes;
 mod process;
@@ -36,5 +35,6 @@ mod readiness;
 mod renderings;
 mod server;
 mod status;
+mod symptoms;
 
 pub use server::Admin;

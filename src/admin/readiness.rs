@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
+use super::checks;
 use super::handles::Handles;
-use super::status::certificates::certificates;
-use crate::diagnosis::{self, Severity};
+use crate::diagnosis::{self, FindingId};
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::lineage::Auth;
+use rangecache_mirror::view::Mirror;
 
 /// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.
 pub(super) fn is_ready(handles: &Handles) -> bool {
@@ -15,6 +15,15 @@ pub(super) fn is_ready(handles: &Handles) -> bool {
             .mirrors
             .awaited()
             .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
+}
+
+/// Whether memory could answer some reads: a mirror in service has keys, or is of the whole keyspace, and memory is not switched off.
+pub(super) fn answers_from_memory(handles: &Handles) -> bool {
+    let has_keys = |mirror: &Mirror| {
+        let view = mirror.view();
+        view.is_ok_and(|view| !view.tree.is_empty() || mirror.scope.is_everything())
+    };
+    !handles.mirrors.forwards_all() && handles.mirrors.all().any(has_keys)
 }
 
 /// Why new clients should go to another instance: they would get errors from this one. A mirror that is cold is no reason, because its
@@ -35,26 +44,18 @@ pub(super) fn describe(handles: &Handles) -> String {
     if handles.draining.is_cancelled() {
         lines.push("draining".to_owned());
     }
-    let credentials = handles.upstream.credentials();
-    if let Some(problem) = credentials.problem() {
-        lines.push(diagnosis::user_problem(&problem).text());
-    } else if handles.mirrors.cluster_state.auth() == Auth::On && !credentials.name_a_user() {
-        lines.push(diagnosis::no_own_user().text());
+    if is_ready(handles) && !answers_from_memory(handles) {
+        lines.push("nothing is answered from memory".to_owned());
     }
-    if let Some(finding) = diagnosis::different_clusters(&handles.upstream.mixed_clusters()) {
-        lines.push(finding.text());
-    }
-    for certificate in certificates(handles) {
-        if certificate.days_left < 0 {
-            lines.push(format!("--{} has expired", certificate.flag));
-        }
-    }
-    for (gate, state) in handles.upstream.gates() {
-        let finding = diagnosis::gates::finding(gate, state);
-        if finding.severity >= Severity::Warning {
-            lines.push(finding.title);
-        }
-    }
+    lines.extend(checks::user_finding(handles).map(|finding| finding.text()));
+    let clusters = diagnosis::different_clusters(&handles.upstream.mixed_clusters());
+    lines.extend(clusters.map(|finding| finding.text()));
+    let certificates = checks::certificates(handles);
+    let expired = certificates.iter().filter_map(checks::certificate_finding);
+    let expired = expired.filter(|finding| finding.id == FindingId::CertificateExpired);
+    let gates = checks::gates(handles);
+    let closed = gates.into_iter().filter_map(|gate| gate.finding);
+    lines.extend(expired.chain(closed).map(|finding| finding.title));
     lines.extend(handles.mirrors.all().map(|mirror| match mirror.view() {
         Ok(view) => format!(
             "{}: in service at revision {}, {} keys, {} bytes",

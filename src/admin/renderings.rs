@@ -1,14 +1,17 @@
-//! Bounds on what the pages of the admin port cost: how many are rendered per second, and the memory of those that their
-//! clients have not read yet.
+//! Bounds on what requests of the admin port cost: how many there are per second, how many pages are rendered, and the memory of
+//! those that their clients have not read yet. A page or a set of metrics takes as long as a hundred reads of clients, and they are
+//! made by the same threads.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rangecache_base::telemetry::metrics::Gauge;
-use tokio::sync::Notify;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep_until};
 
-use super::pace::RequestPace;
+use rangecache_base::faults::{self, Fault};
+use rangecache_base::telemetry::metrics::Gauge;
 
 /// Time between two renderings.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -18,6 +21,44 @@ const BURST: u32 = 20;
 const MAX_UNREAD_BYTES: i64 = 8 << 20;
 /// Time for a closed connection to give its responses back, before the next one is closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// A number of requests per second, which take turns in the order of their arrival. One that is dropped while it waits
+/// has used up nothing.
+#[derive(Debug)]
+pub(super) struct RequestPace {
+    /// Time between two requests.
+    interval: Duration,
+    /// Time by which requests may be ahead of the interval, after a pause.
+    burst: Duration,
+    /// Held by the request that waits for its time; all others wait for it.
+    first: Semaphore,
+    /// Time at which the next request is due. Only the holder of `first` changes it.
+    next: Mutex<Instant>,
+}
+
+impl RequestPace {
+    /// Pace of a request per `interval`, which begins with a burst of `burst` requests.
+    pub(super) fn new(interval: Duration, burst: u32) -> RequestPace {
+        RequestPace {
+            interval,
+            burst: interval * burst,
+            first: Semaphore::new(1),
+            next: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Waits until a request may be handled; the next one waits until the returned permit is dropped. `None` never
+    /// happens: the semaphore is not closed.
+    pub(super) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let first = self.first.acquire().await.ok()?;
+        faults::hold(Fault::AdminTurn).await;
+        let due = Instant::max(*self.next.lock(), Instant::now());
+        sleep_until(due.checked_sub(self.burst).unwrap_or(due)).await;
+        // Only now: until here the request may have been dropped.
+        *self.next.lock() = due + self.interval;
+        Some(first)
+    }
+}
 
 /// Renders pages: one at a time, each for one request and after its arrival, so that a page is never older than its
 /// request.
@@ -134,5 +175,45 @@ mod tests {
         assert_eq!(closed.load(Ordering::Relaxed), 2);
         drop((second, third));
         assert_eq!(unread.get(), 0);
+    }
+
+    const PACE: Duration = Duration::from_millis(1);
+    const PACE_BURST: u32 = 100;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_beyond_a_burst_keep_the_interval() {
+        let pace = RequestPace::new(PACE, PACE_BURST);
+        let start = Instant::now();
+        for _ in 0..=PACE_BURST {
+            pace.turn().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        for _ in 0..50 {
+            pace.turn().await;
+        }
+        assert_eq!(start.elapsed(), 50 * PACE);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let start = Instant::now();
+        for _ in 0..=PACE_BURST {
+            pace.turn().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_that_are_dropped_while_they_wait_cost_the_next_one_nothing() {
+        let pace = RequestPace::new(PACE, PACE_BURST);
+        for _ in 0..=PACE_BURST {
+            pace.turn().await;
+        }
+        let start = Instant::now();
+        for _ in 0..1_000 {
+            let mut waiting = [(); 16].map(|()| Box::pin(pace.turn()));
+            for turn in &mut waiting {
+                assert!(futures_util::poll!(turn).is_pending());
+            }
+        }
+        pace.turn().await;
+        assert_eq!(start.elapsed(), PACE);
     }
 }

@@ -9,7 +9,8 @@ use http::header::HeaderName;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use rangecache_base::telemetry::metrics::Gauge;
+use rangecache_base::memory;
+use rangecache_base::telemetry::metrics::{Gauge, gauge};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
@@ -19,10 +20,10 @@ use tokio_util::task::TaskTracker;
 use super::control::{control, is_control};
 use super::handles::Handles;
 use super::metrics::{AdminMetrics, ShownMetrics};
-use super::pace::RequestPace;
 use super::prefixes::Prefixes;
-use super::renderings::Renderings;
+use super::renderings::{Renderings, RequestPace};
 use super::status::samples::{INTERVAL, ReadCounts, Recent};
+use super::symptoms::Symptoms;
 use super::{gzip, page, process, readiness, status};
 use crate::config::LiveConfig;
 use crate::reload::ReloadHandle;
@@ -103,6 +104,7 @@ impl Admin {
                 tasks,
                 draining,
                 recent,
+                symptoms: Symptoms::default(),
                 started,
                 client_metrics_top: config.clients.metrics_top as usize,
                 prefixes: Prefixes::new(config.mirror.prefix_metrics_top),
@@ -125,8 +127,12 @@ impl Admin {
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 let now = interval.tick().await;
-                self.handles.recent.record(now, self.handles.counts());
-                self.handles.telemetry.clients.sample(now);
+                let handles = &self.handles;
+                handles.recent.record(now, handles.counts());
+                handles.telemetry.clients.sample(now);
+                handles
+                    .symptoms
+                    .note(now, &handles.telemetry.metrics.encode(Format::Text));
             }
         });
         stop.run_until_cancelled(sampling).await;
@@ -197,7 +203,10 @@ impl Admin {
             "/livez" => return text(StatusCode::OK, TEXT, "ok\n"),
             "/readyz" => {
                 let lines = self.renderings.count(readiness::describe(handles));
-                return text(status_of_probe(readiness::is_ready(handles)), TEXT, lines);
+                let needs_memory = request.uri().query() == Some("memory");
+                let is_ready = readiness::is_ready(handles)
+                    && (!needs_memory || readiness::answers_from_memory(handles));
+                return text(status_of_probe(is_ready), TEXT, lines);
             }
             "/servez" => {
                 let problem = readiness::cannot_serve(handles);
@@ -255,8 +264,8 @@ impl RenderedPage {
         match self {
             RenderedPage::Metrics(format) => {
                 let metrics = &handles.telemetry.metrics;
-                let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
-                metrics.process.tasks.set(tasks);
+                metrics.process.tasks.set(gauge(handles.tasks.len()));
+                metrics.process.memory_limit.set(gauge(memory::limit_bytes()));
                 handles.upstream.export(metrics);
                 handles.prefixes.export(&handles.mirrors, &handles.metrics);
                 let mut clients = handles.telemetry.clients.figures();

@@ -18,7 +18,11 @@ pub fn with_environment(command: Command) -> Command {
     command.mut_args(|arg| {
         let is_ours = serving.get_opts().any(|flag| flag.get_id() == arg.get_id());
         match variable(&arg) {
-            Some(name) if is_ours => arg.env(name),
+            Some(name) if is_ours => {
+                // A number below zero is a value, which is refused as one, not an unknown flag.
+                let takes_values = arg.get_action().takes_values();
+                arg.env(name).allow_negative_numbers(takes_values)
+            }
             _ => arg,
         }
     })

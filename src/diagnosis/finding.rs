@@ -1,9 +1,12 @@
-//! Findings.
+//! Findings, and those that both the page and `doctor` report.
 
 use serde::Serialize;
 
-use super::ids::FindingId;
-use super::severity::Severity;
+use super::format::bytes;
+use super::ids::{FindingId, Severity};
+use super::reasons;
+use rangecache_base::telemetry::Reason;
+use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 
 /// A fact that an operator should know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -33,6 +36,11 @@ impl Finding {
             meaning: String::new(),
             remedy: id.remedy().to_owned(),
         }
+    }
+
+    /// Returns a finding with the meaning that its id has, too.
+    pub fn explained(id: FindingId, title: impl Into<String>) -> Finding {
+        Finding::new(id, title).with_meaning(id.meaning().replace('`', ""))
     }
 
     /// Returns the finding about `subject`.
@@ -83,6 +91,72 @@ impl Finding {
     }
 }
 
+/// Finding for an etcd with auth on while `--user` is not set.
+#[must_use]
+pub fn no_own_user() -> Finding {
+    Finding::new(
+        FindingId::UserMissing,
+        "etcd's auth is on and rangecache has no user of its own (--user)",
+    )
+    .with_meaning("Nothing can be mirrored, and every read is forwarded.")
+}
+
+/// Finding for a user of `--user` that etcd rejects, or that lacks a permission.
+#[must_use]
+pub fn user_problem(problem: &UserProblem) -> Finding {
+    let (id, subject) = match problem {
+        UserProblem::Rejected { user, .. } => (FindingId::UserRejected, user),
+        UserProblem::NoPermission { scope, .. } => (FindingId::UserLacksPermission, scope),
+    };
+    Finding::new(id, problem.to_string())
+        .about(subject)
+        .with_meaning("Nothing that needs this user is mirrored, and those reads are forwarded.")
+}
+
+/// Finding for endpoints that lead to different clusters; `None` if `mixed` is empty.
+#[must_use]
+pub fn different_clusters(mixed: &[ClusterOfEndpoint]) -> Option<Finding> {
+    if mixed.is_empty() {
+        return None;
+    }
+    let list: Vec<_> = mixed.iter().map(ToString::to_string).collect();
+    let finding = Finding::new(
+        FindingId::DifferentClusters,
+        "the endpoints lead to different clusters",
+    );
+    Some(finding.with_meaning(format!(
+        "The one that most of them lead to is used, and the others are left out: {}.",
+        list.join(", ")
+    )))
+}
+
+/// Finding for mirrors that may take more, `budget_bytes`, than the memory limit; `None` if they may not.
+#[must_use]
+pub fn budget_above_memory(budget_bytes: u64, limit_bytes: u64) -> Option<Finding> {
+    let finding = Finding::new(
+        FindingId::BudgetAboveMemory,
+        format!(
+            "--cache-max-bytes is {}, and this machine or container has {}",
+            bytes(budget_bytes),
+            bytes(limit_bytes)
+        ),
+    );
+    let meaning = "The process is ended for lack of memory before its mirrors reach their bound.";
+    (budget_bytes > limit_bytes).then(|| finding.with_meaning(meaning))
+}
+
+/// Finding while no endpoint has reported its version.
+#[must_use]
+pub fn version_unknown() -> Finding {
+    let explanation = reasons::explain_reason(Reason::VersionUnknown);
+    Finding::new(
+        FindingId::VersionUnknown,
+        explanation.meaning.trim_end_matches('.'),
+    )
+    .with_meaning("Until then every read is forwarded.")
+    .with_remedy(explanation.remedy)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +168,24 @@ mod tests {
         assert_eq!(finding.text(), "etcd is down. No call succeeds");
         assert_eq!(Finding::new(FindingId::Ready, "fine").text(), "fine");
         assert!(Severity::Bad > Severity::Warning && Severity::Note > Severity::Good);
+    }
+
+    #[test]
+    fn user_problems_are_findings_with_a_remedy_in_whole_sentences() {
+        let problem = UserProblem::Rejected {
+            user: "mirror".to_owned(),
+            message: "authentication failed".to_owned(),
+        };
+        let finding = user_problem(&problem);
+        assert!(
+            finding
+                .title
+                .contains("does not accept the user \"mirror\" of --user: authentication failed"),
+            "{finding:?}"
+        );
+        assert!(
+            finding.remedy.starts_with("Fix the user") && finding.remedy.ends_with('.'),
+            "{finding:?}"
+        );
     }
 }

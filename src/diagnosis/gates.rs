@@ -1,30 +1,40 @@
-//! States of the version gates in words.
+//! States of the version gates in words, and the findings about them.
 
 use super::finding::Finding;
-use super::ids::FindingId;
-use super::severity::Severity;
+use super::ids::{FindingId, Severity};
 use rangecache_upstream::gates::{GateState, VersionGate};
 
-/// State of `gate` in words, with its severity.
+/// State of `gate` in words, and the finding about it.
 #[must_use]
-pub fn describe(gate: &VersionGate, state: GateState) -> (Severity, String) {
+pub fn judge(gate: &VersionGate, state: GateState) -> (String, Finding) {
     let closed = if gate.forwards_reads {
         Severity::Warning
     } else {
         Severity::Note
     };
-    match state {
-        GateState::Unknown => (Severity::Note, "not known yet".to_owned()),
+    let (id, severity, state) = match state {
+        GateState::Unknown => (
+            FindingId::CapabilityUnknown,
+            Severity::Note,
+            "not known yet".to_owned(),
+        ),
         GateState::Off => (
+            FindingId::CapabilityOff,
             Severity::Note,
             format!("off (--{}): {}", gate.flag.unwrap_or(gate.name), gate.without),
         ),
-        GateState::Open(version) => (Severity::Good, format!("available (etcd {version})")),
+        GateState::Open(version) => (
+            FindingId::CapabilityAvailable,
+            Severity::Good,
+            format!("available (etcd {version})"),
+        ),
         GateState::Partial { open, endpoints } => (
+            FindingId::CapabilityPartial,
             Severity::Note,
             format!("available on {open} of {endpoints} endpoints"),
         ),
         GateState::TooOld(version) => (
+            FindingId::CapabilityTooOld,
             closed,
             format!(
                 "not available in etcd {version} (needs {}): {}",
@@ -33,37 +43,25 @@ pub fn describe(gate: &VersionGate, state: GateState) -> (Severity, String) {
             ),
         ),
         GateState::Unimplemented => (
+            FindingId::CapabilityUnimplemented,
             closed,
             format!(
                 "not implemented by etcd, or by a proxy in front of it: {}",
                 gate.without
             ),
         ),
-    }
-}
-
-/// Finding for the state of `gate`.
-#[must_use]
-pub fn finding(gate: &VersionGate, state: GateState) -> Finding {
-    let id = match state {
-        GateState::Unknown => FindingId::CapabilityUnknown,
-        GateState::Off => FindingId::CapabilityOff,
-        GateState::Open(_) => FindingId::CapabilityAvailable,
-        GateState::Partial { .. } => FindingId::CapabilityPartial,
-        GateState::TooOld(_) => FindingId::CapabilityTooOld,
-        GateState::Unimplemented => FindingId::CapabilityUnimplemented,
     };
-    let (severity, state) = describe(gate, state);
     let remedy = if severity >= Severity::Warning {
         format!("Upgrade every member of etcd to {}.", gate.versions())
     } else {
         String::new()
     };
-    Finding::new(id, format!("{}: {state}", gate.title))
+    let finding = Finding::new(id, format!("{}: {state}", gate.title))
         .about(gate.name)
         .with_severity(severity)
         .with_meaning(gate.meaning)
-        .with_remedy(remedy)
+        .with_remedy(remedy);
+    (state, finding)
 }
 
 #[cfg(test)]
@@ -74,7 +72,7 @@ mod tests {
 
     #[test]
     fn closed_gate_that_forwards_reads_is_a_warning_with_the_versions_to_upgrade_to() {
-        let closed = finding(&PROGRESS_NOTIFICATIONS, GateState::TooOld(Version::new(3, 5, 0)));
+        let (_, closed) = judge(&PROGRESS_NOTIFICATIONS, GateState::TooOld(Version::new(3, 5, 0)));
         assert_eq!(closed.severity, Severity::Warning);
         assert!(
             closed.title.contains("etcd 3.5.0") && closed.title.contains("linearizable reads are forwarded"),
@@ -89,10 +87,10 @@ mod tests {
     #[test]
     fn optional_gate_is_at_most_a_note() {
         let closed = GateState::TooOld(Version::new(3, 6, 1));
-        assert_eq!(describe(&RANGE_STREAM, closed).0, Severity::Note);
-        assert_eq!(finding(&RANGE_STREAM, closed).remedy, "");
-        let (severity, text) = describe(&RANGE_STREAM, GateState::Off);
-        assert_eq!(severity, Severity::Note);
+        let (_, finding) = judge(&RANGE_STREAM, closed);
+        assert_eq!((finding.severity, &*finding.remedy), (Severity::Note, ""));
+        let (text, finding) = judge(&RANGE_STREAM, GateState::Off);
+        assert_eq!(finding.severity, Severity::Note);
         assert!(text.starts_with("off (--range-stream)"), "{text}");
     }
 
@@ -111,7 +109,7 @@ mod tests {
                 GateState::TooOld(version),
                 GateState::Unimplemented,
             ] {
-                assert!(!describe(gate, state).1.is_empty());
+                assert!(!judge(gate, state).0.is_empty());
             }
         }
     }

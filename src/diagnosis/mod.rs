@@ -2,10 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `severity` | severities of findings |
-//! | `ids` | every finding that there can be: its id, severities, meaning and remedy |
-//! | `finding` | a finding with its texts |
-//! | `shared` | findings that both the page and `doctor` report |
+//! | `ids` | every finding that there can be: its id, severities, meaning, remedy and alerts |
+//! | `finding` | a finding with its texts, and those that both the page and `doctor` report |
 //! | [`gates`] | states of the version gates in words |
 //! | [`reasons`] | outcomes and reasons of reads in words |
 //! | [`format`](mod@format) | numbers, bytes and durations for people |
@@ -18,10 +16,8 @@ pub mod format;
 pub mod gates;
 mod ids;
 pub mod reasons;
-mod severity;
-mod shared;
 
-pub use finding::Finding;
-pub use ids::{FindingId, ReportedBy};
-pub use severity::Severity;
-pub use shared::{budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown};
+pub use finding::{
+    Finding, budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown,
+};
+pub use ids::{Area, FindingId, ReportedBy, Severity};

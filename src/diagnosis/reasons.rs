@@ -110,7 +110,7 @@ fn explain_failure(failure: Failure) -> Explanation {
         Failure::NoEndpoint => (
             "no member connected",
             "No endpoint was connected within --connect-timeout.",
-            "Check whether etcd's members run and can be reached from here; the endpoints below show the errors.",
+            "Check whether etcd's members run and can be reached from here; each endpoint has its error.",
         ),
         Failure::ConnectionLost => (
             "connection to etcd lost",
@@ -130,7 +130,7 @@ fn explain_failure(failure: Failure) -> Explanation {
         Failure::Deadline => (
             "client's timeout",
             "The client's own timeout passed before etcd's response.",
-            "Check the endpoints below, and etcd's latencies; the timeout may be shorter than they are.",
+            "Check the endpoints, and etcd's latencies; the timeout may be shorter than they are.",
         ),
         Failure::UnusableResponse => (
             "response not usable",
@@ -322,7 +322,7 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         Reason::ForwardAll => (
             "memory switched off",
             "An operator has sent POST /forward-all: etcd answers everything.",
-            "DELETE /forward-all lets memory answer again.",
+            "rangecache ctl use-memory (DELETE /forward-all) lets memory answer again.",
         ),
         Reason::Bypass => (
             "bypass requested",

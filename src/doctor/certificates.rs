@@ -8,7 +8,7 @@ use tokio::time::timeout;
 
 use super::client::CALL_TIMEOUT;
 use super::members::Member;
-use super::model::{Area, Report};
+use super::model::Report;
 use crate::config::Config;
 use crate::diagnosis::{Finding, FindingId, Severity};
 use rangecache_base::unix_time;
@@ -37,14 +37,12 @@ pub(super) fn examine_files(config: &Config, report: &mut Report) {
     }
     if tls.insecure_skip_tls_verify {
         report.find(
-            Area::Certificates,
             FindingId::CertificateNotVerified,
             "--insecure-skip-tls-verify: etcd's certificate is not verified",
         );
     }
     if tls.auto_tls {
         report.find(
-            Area::Certificates,
             FindingId::CertificateGenerated,
             "--auto-tls: clients cannot verify the generated certificate",
         );
@@ -69,7 +67,6 @@ pub(super) async fn examine_members(members: &[Member], connector: &Connector, r
     let any_tls = members.iter().any(|member| member.url.tls);
     if !any_tls && members.iter().any(|member| member.connection().is_some()) {
         report.find(
-            Area::Certificates,
             FindingId::NoTls,
             "no TLS towards etcd: the endpoints are http:// or unix://",
         );
@@ -116,7 +113,7 @@ fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Repo
     if id == FindingId::CertificateExpiresSoon && left < DAY {
         finding = finding.with_severity(Severity::Bad);
     }
-    report.add(Area::Certificates, finding);
+    report.add(finding);
 }
 
 fn day(seconds: i64) -> String {

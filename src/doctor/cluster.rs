@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::client::CALL_TIMEOUT;
 use super::members::{Member, best, role_name};
-use super::model::{Area, AuthFacts, Report};
+use super::model::{AuthFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
@@ -28,7 +28,7 @@ pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFact
 
 fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut Report) {
     let url = &member.url;
-    let mut find = |id, text: String| report.add(Area::Endpoints, Finding::new(id, text).about(url));
+    let mut find = |id, text: String| report.add(Finding::new(id, text).about(url));
     if let Err(error) = &member.link {
         let text = format!("{url}: {error}");
         let others = members.iter().any(|other| other.connection().is_some());
@@ -41,7 +41,7 @@ fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut 
                 "rangecache could not answer any call: check the address, etcd, the network and TLS",
             )
         };
-        report.add(Area::Endpoints, finding.about(url));
+        report.add(finding.about(url));
         return;
     }
     let status = match &member.status {
@@ -71,7 +71,7 @@ fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut 
             let text = format!("{text}; its health service reports that it does not serve");
             let finding = Finding::new(FindingId::MemberUnhealthy, text).about(url);
             let remedy = "check that member; other endpoints are preferred";
-            report.add(Area::Endpoints, finding.with_remedy(remedy));
+            report.add(finding.with_remedy(remedy));
         }
         _ => find(FindingId::MemberHealthy, text),
     }
@@ -80,7 +80,7 @@ fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut 
 
 fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
     let url = &member.url;
-    let mut find = |id, text: String| report.add(Area::Endpoints, Finding::new(id, text).about(url));
+    let mut find = |id, text: String| report.add(Finding::new(id, text).about(url));
     for error in &status.errors {
         let id = if error.contains("NOSPACE") {
             FindingId::AlarmNoSpace
@@ -128,7 +128,7 @@ fn one_cluster(members: &[Member], report: &mut Report) {
             })
             .collect();
         if let Some(finding) = different_clusters(&mixed) {
-            report.add(Area::Endpoints, finding);
+            report.add(finding);
         }
     }
 }
@@ -156,7 +156,6 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
     let missing: Vec<_> = known.iter().filter(|known| !is_named(known)).collect();
     if missing.is_empty() {
         report.find(
-            Area::Endpoints,
             FindingId::MembersNamed,
             match known.len() {
                 1 => "the cluster has one member".to_owned(),
@@ -170,7 +169,6 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
         .map(|member| format!("{} ({})", member.name, member.client_urls.join(" ")))
         .collect();
     report.find(
-        Area::Endpoints,
         FindingId::MembersNotNamed,
         format!(
             "{} of the cluster's {} members are not in --endpoints: {}",
@@ -189,7 +187,6 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
     if versions.len() > 1 {
         let list: Vec<_> = versions.iter().map(ToString::to_string).collect();
         report.find(
-            Area::Gates,
             FindingId::VersionsDiffer,
             format!("the members have different versions: {}", list.join(", ")),
         );
@@ -203,7 +200,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         .collect();
     for gate in gates::ALL {
         let is_off = **gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
-        let mut finding = diagnosis::gates::finding(gate, gate.assess(is_off, &endpoints));
+        let (_, mut finding) = diagnosis::gates::judge(gate, gate.assess(is_off, &endpoints));
         // The title says what is done without the capability.
         finding.meaning.clear();
         if finding.severity == Severity::Warning {
@@ -212,7 +209,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
                 finding.meaning = "rangecache would stop at once (--old-etcd=refuse)".to_owned();
             }
         }
-        report.add(Area::Gates, finding);
+        report.add(finding);
     }
 }
 
@@ -235,7 +232,7 @@ mod tests {
 
     /// Severity of the finding with this text, which there must be.
     fn severity(report: &Report, text: &str) -> Severity {
-        let mut all = report.findings.iter().map(|(_, finding)| finding);
+        let mut all = report.findings.iter();
         all.find(|finding| finding.text().contains(text) || finding.remedy.contains(text))
             .unwrap_or_else(|| panic!("nothing about {text}: {report:?}"))
             .severity

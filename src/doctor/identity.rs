@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::client::{CALL_TIMEOUT, timed_out};
 use super::members::Member;
-use super::model::{Area, AuthFacts, QuorumFacts, Report};
+use super::model::{AuthFacts, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::{FindingId, Severity, no_own_user, user_problem};
 use etcd_store::keyspace::scope::{Scope, scopes};
@@ -39,7 +39,6 @@ pub(super) async fn examine(
         && let Some(name) = connector.common_name()
     {
         report.find(
-            Area::Auth,
             FindingId::CertificateHasCommonName,
             format!("the certificate in --cert has the common name {name:?}"),
         );
@@ -50,13 +49,9 @@ pub(super) async fn examine(
         } else {
             ""
         };
-        report.find(
-            Area::Auth,
-            FindingId::AuthOff,
-            format!("etcd's auth is off{user}"),
-        );
+        report.find(FindingId::AuthOff, format!("etcd's auth is off{user}"));
     } else if !credentials.name_a_user() {
-        report.add(Area::Auth, no_own_user().with_severity(Severity::Bad));
+        report.add(no_own_user().with_severity(Severity::Bad));
     } else if authenticate(credentials, connection, report).await {
         auth.is_accepted = true;
         for (scope, readable) in scopes.iter().zip(&mut auth.readable) {
@@ -65,7 +60,6 @@ pub(super) async fn examine(
         if auth.readable.iter().all(|readable| *readable) {
             let user = credentials.name();
             report.find(
-                Area::Auth,
                 FindingId::UserAccepted,
                 format!(
                     "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised \
@@ -90,12 +84,11 @@ async fn authenticate(
                 user: credentials.name().to_owned(),
                 message: status.message().to_owned(),
             };
-            report.add(Area::Auth, user_problem(&problem).with_severity(Severity::Bad));
+            report.add(user_problem(&problem).with_severity(Severity::Bad));
             false
         }
         Err(_) => {
             report.find(
-                Area::Auth,
                 FindingId::UserNotChecked,
                 format!("etcd issued no token: {}", timed_out()),
             );
@@ -120,14 +113,13 @@ async fn may_read(
         Ok(Ok(_)) => return true,
         Ok(Err(status)) if is_refusal(&status) => {
             let problem = credentials.no_permission(scope.name());
-            report.add(Area::Auth, user_problem(&problem).with_severity(Severity::Bad));
+            report.add(user_problem(&problem).with_severity(Severity::Bad));
             return false;
         }
         Ok(Err(status)) => status.message().to_owned(),
         Err(_) => timed_out(),
     };
     report.find(
-        Area::Auth,
         FindingId::UserNotChecked,
         format!(
             "the permission to read {} could not be checked: {error}",

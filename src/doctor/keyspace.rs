@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::client::PacedClient;
 use super::members::Member;
-use super::model::{Area, KeyGroup, Keyspace, Report, SizeSample};
+use super::model::{KeyGroup, Keyspace, Report, SizeSample};
 use super::resources::{is_group, resource_in};
 use super::size_estimate;
 use crate::config::Config;
@@ -55,7 +55,6 @@ pub(super) async fn examine(
         }
         Err(error) => {
             report.find(
-                Area::Keyspace,
                 FindingId::KeysNotCounted,
                 format!("{}: the keys cannot be counted: {error}", member.url),
             );
@@ -244,7 +243,6 @@ async fn examine_compaction(
     if !is_compacted(connection, &key, 1).await {
         if revision > LONG_HISTORY {
             report.find(
-                Area::Keyspace,
                 FindingId::NeverCompacted,
                 format!("etcd was never compacted: it keeps all {revision} revisions"),
             );
@@ -256,6 +254,6 @@ async fn examine_compaction(
             "etcd is compacted up to revision {compacted}, {} ago",
             revision - compacted
         );
-        report.find(Area::Keyspace, FindingId::Compacted, text);
+        report.find(FindingId::Compacted, text);
     }
 }

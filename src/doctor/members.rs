@@ -10,7 +10,7 @@ use tokio_util::task::TaskTracker;
 use tonic::metadata::MetadataMap;
 
 use super::client::{CALL_TIMEOUT, describe_status, timed_out};
-use super::model::{Area, EndpointFacts, QuorumFacts, Report};
+use super::model::{EndpointFacts, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::FindingId;
 use crate::diagnosis::format::duration;
@@ -150,7 +150,6 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
     }
     match (&quorum.round_trip, reason) {
         (Some(took), _) => report.find(
-            Area::Endpoints,
             if *took > SLOW_QUORUM {
                 FindingId::QuorumSlow
             } else {
@@ -159,7 +158,6 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
             format!("the quorum answers a linearizable read in {}", duration(*took)),
         ),
         (None, Some(reason)) => report.find(
-            Area::Endpoints,
             FindingId::NoQuorum,
             format!("no member answers a linearizable read: {reason}"),
         ),

@@ -3,8 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `model` | results: findings, figures, the exit code |
-//! | `flags` | flags of the command |
-//! | `text`, `json` | the report for people and for scripts |
+//! | `render` | the report for people and for scripts |
 //! | `client` | paced calls, with their cost |
 //! | `members` | endpoints: connections, health, status, quorum |
 //! | `cluster` | gates, members that are not named, alarms |
@@ -22,17 +21,15 @@
 mod certificates;
 mod client;
 mod cluster;
-mod flags;
 mod identity;
-mod json;
 mod keyspace;
 mod members;
 mod model;
+mod render;
 mod resources;
 mod size_estimate;
 #[cfg(test)]
 mod testing;
-mod text;
 mod verdict;
 mod watches;
 
@@ -40,15 +37,42 @@ use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use clap::Args;
 use tokio_util::task::TaskTracker;
 
-pub use flags::DoctorConfig;
-pub(crate) use text::Style;
-
+use crate::config::Config;
 use crate::diagnosis::FindingId;
-use model::{Area, Report};
+use crate::report::ReportFormat;
+use model::Report;
 use rangecache_base::telemetry::Metrics;
 use rangecache_upstream::Credentials;
+pub(crate) use render::Style;
+
+/// Flags of `rangecache doctor`.
+#[derive(Args, Debug, Clone)]
+pub struct DoctorConfig {
+    /// The flags of `serve`.
+    #[command(flatten)]
+    pub config: Config,
+
+    /// Form of the report
+    ///
+    /// When to change it: `json` for scripts
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text",
+        help_heading = "Report"
+    )]
+    pub output: ReportFormat,
+
+    /// Measure every key instead of a sample: reads the whole keyspace once, at 32 MiB/s
+    ///
+    /// When to change it: samples are not precise enough
+    #[arg(long, help_heading = "Report")]
+    pub deep: bool,
+}
 
 /// Examines etcd, prints the report, and returns the report's exit code. The flags are valid. Nothing is logged: failures are in the report.
 #[must_use]
@@ -71,7 +95,7 @@ pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     let mut config = options.config.clone();
     let mut report = Report::default();
     if let Err(error) = config.etcd.discover().await {
-        report.find(Area::Endpoints, FindingId::EtcdUnreachable, error.to_string());
+        report.find(FindingId::EtcdUnreachable, error.to_string());
         return report;
     }
     let config = &config;
@@ -79,27 +103,19 @@ pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = config.acceptor(&metrics) {
-        report.find(
-            Area::Certificates,
-            FindingId::CertificateUnusable,
-            error.to_string(),
-        );
+        report.find(FindingId::CertificateUnusable, error.to_string());
     }
     let connector = match config.connector(&metrics) {
         Ok(connector) => connector,
         Err(error) => {
-            report.find(
-                Area::Certificates,
-                FindingId::CertificateUnusable,
-                error.to_string(),
-            );
+            report.find(FindingId::CertificateUnusable, error.to_string());
             return report;
         }
     };
     let credentials = match Credentials::open(&config.etcd, &connector) {
         Ok(credentials) => credentials,
         Err(error) => {
-            report.find(Area::Auth, FindingId::UserUnusable, error.to_string());
+            report.find(FindingId::UserUnusable, error.to_string());
             return report;
         }
     };

@@ -8,70 +8,11 @@ use serde::Serialize;
 use crate::diagnosis::{Finding, FindingId, Severity};
 use etcd_store::keyspace::PrefixGroup;
 
-/// Subject of a finding, in the order of the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Area {
-    /// `--endpoints`.
-    Endpoints,
-    /// Capabilities that depend on etcd's version.
-    Gates,
-    /// etcd's users and permissions.
-    Auth,
-    /// TLS towards clients and towards etcd.
-    Certificates,
-    /// Keys in etcd.
-    Keyspace,
-    /// Memory that the mirrors need.
-    Memory,
-    /// Watches of etcd's clients.
-    Watches,
-    /// Conclusion.
-    Verdict,
-}
-
-impl Area {
-    /// Every area, in the order of the report.
-    pub(super) const ALL: [Area; 8] = [
-        Area::Endpoints,
-        Area::Gates,
-        Area::Auth,
-        Area::Certificates,
-        Area::Keyspace,
-        Area::Memory,
-        Area::Watches,
-        Area::Verdict,
-    ];
-
-    /// Name in both forms of the report.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Area::Endpoints => "endpoints",
-            Area::Gates => "gates",
-            Area::Auth => "auth",
-            Area::Certificates => "certificates",
-            Area::Keyspace => "keyspace",
-            Area::Memory => "memory",
-            Area::Watches => "watches",
-            Area::Verdict => "verdict",
-        }
-    }
-}
-
-/// Name of a severity in the report for scripts.
-pub(super) fn level(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Good => "ok",
-        Severity::Note => "note",
-        Severity::Warning => "warning",
-        Severity::Bad => "bad",
-    }
-}
-
 /// Result of `rangecache doctor`.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// Findings with their areas, in the order in which they were found.
-    pub(super) findings: Vec<(Area, Finding)>,
+    /// Findings in the order in which they were found.
+    pub(super) findings: Vec<Finding>,
     pub(super) endpoints: Vec<EndpointFacts>,
     pub(super) keyspace: Option<Keyspace>,
     pub(super) mirrors: Vec<MirrorEstimate>,
@@ -93,26 +34,18 @@ pub(super) struct WatchFacts {
 
 impl Report {
     /// Adds a finding with the usual severity and remedy of `id`.
-    pub(super) fn find(&mut self, area: Area, id: FindingId, text: impl Into<String>) {
-        self.add(area, Finding::new(id, text));
+    pub(super) fn find(&mut self, id: FindingId, text: impl Into<String>) {
+        self.add(Finding::new(id, text));
     }
 
-    pub(super) fn add(&mut self, area: Area, finding: Finding) {
-        self.findings.push((area, finding));
+    pub(super) fn add(&mut self, finding: Finding) {
+        self.findings.push(finding);
     }
 
     /// Severity of the worst finding.
     pub(super) fn severity(&self) -> Severity {
-        let severities = self.findings.iter().map(|(_, finding)| finding.severity);
+        let severities = self.findings.iter().map(|finding| finding.severity);
         severities.max().unwrap_or(Severity::Good)
-    }
-
-    /// The worst level of all findings. Notes need no action, so that they count as `ok`.
-    pub(super) fn result(&self) -> &'static str {
-        match self.severity() {
-            Severity::Note => level(Severity::Good),
-            severity => level(severity),
-        }
     }
 
     /// Exit code of the process: 0, or 1 if any finding is [`Severity::Bad`].

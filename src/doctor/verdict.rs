@@ -1,6 +1,6 @@
 //! Verdict: what would be mirrored, in how much memory, and whether clients would benefit.
 
-use super::model::{Area, KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report, SizeSample};
+use super::model::{KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report, SizeSample};
 use crate::config::Config;
 use crate::diagnosis::format::{bytes, counted, duration};
 use crate::diagnosis::{self, Finding, FindingId, Severity};
@@ -35,7 +35,6 @@ pub(super) fn conclude(
     }
     let Some(keyspace) = keyspace else {
         report.find(
-            Area::Verdict,
             FindingId::NothingFromMemory,
             "nothing would be answered from memory",
         );
@@ -45,14 +44,12 @@ pub(super) fn conclude(
     benefit(quorum, keyspace, report);
     if report.severity() == Severity::Bad {
         report.find(
-            Area::Verdict,
             FindingId::NotReady,
             "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no \
              faster than etcd)",
         );
     } else {
         report.find(
-            Area::Verdict,
             FindingId::Ready,
             "rangecache would serve this etcd with these flags",
         );
@@ -66,7 +63,6 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
         ("about ", "estimated from samples; --deep reads every key")
     };
     report.find(
-        Area::Keyspace,
         FindingId::KeyspaceMeasured,
         format!(
             "{} in {about}{} ({how}), {:.1} revisions/s",
@@ -77,7 +73,6 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
     );
     let cost = keyspace.cost;
     report.find(
-        Area::Keyspace,
         FindingId::ExaminationCost,
         format!(
             "this examination made {} to one member, {} in all, and read {} of values",
@@ -120,7 +115,7 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
 
 fn conclude_memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     if let Some(finding) = diagnosis::budget_above_memory(config.mirror.max_bytes(), memory::limit_bytes()) {
-        report.add(Area::Memory, finding);
+        report.add(finding);
     }
     let sum = |of: &dyn Fn(&MirrorEstimate) -> u64| report.mirrors.iter().map(of).sum::<u64>();
     let (plain, packed) = (
@@ -181,7 +176,7 @@ fn conclude_memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     } else {
         Finding::new(FindingId::MemorySuffices, text)
     };
-    report.add(Area::Memory, finding);
+    report.add(finding);
 }
 
 /// Suggests the fewest prefixes without which the rest would fit, of the bytes that are `needed` by all.
@@ -221,7 +216,6 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
     let left: u64 = others.iter().map(|group| group.range.keys).sum();
     if left == 0 {
         report.find(
-            Area::Verdict,
             FindingId::KeysMirrored,
             format!("to be mirrored: all {}", counted(mirrored, "key")),
         );
@@ -239,7 +233,7 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
     } else {
         FindingId::KeysMirrored
     };
-    report.find(Area::Verdict, id, text);
+    report.find(id, text);
 }
 
 /// Adds findings on the requests that benefit.
@@ -261,7 +255,6 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     let total: u64 = mirrored.clone().map(|group| group.estimate().encoded_bytes).sum();
     if keys < SMALL_KEYS && total < SMALL_BYTES {
         report.find(
-            Area::Verdict,
             FindingId::LittleToGain,
             format!(
                 "listing so little ({}, {}) costs etcd next to nothing: there is little to gain",
@@ -271,7 +264,6 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
         );
     } else {
         report.find(
-            Area::Verdict,
             FindingId::ListsBenefit,
             format!(
                 "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or \
@@ -285,7 +277,6 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
         );
     }
     report.find(
-        Area::Verdict,
         FindingId::SingleReadsBenefit,
         format!(
             "many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it \
@@ -297,7 +288,6 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
         .find(|group| group.name().ends_with(EVENTS) && group.estimate().memory_bytes * 10 > total)
     {
         report.find(
-            Area::Memory,
             FindingId::EventsAreLarge,
             format!(
                 "{0} needs {1} of it: events are written often and listed seldom, so consider --no-cache-prefix {0}",
@@ -317,6 +307,7 @@ mod tests {
     use super::super::model::Cost;
     use super::super::resources::resource_of;
     use super::*;
+    use crate::diagnosis::Area;
     use etcd_store::keyspace::PrefixGroup;
 
     /// Group of `keys` keys of 1 KiB each, mirrored or not.
@@ -357,8 +348,8 @@ mod tests {
     }
 
     fn has(report: &Report, area: Area, severity: Severity, text: &str) -> bool {
-        report.findings.iter().any(|(found_in, finding)| {
-            *found_in == area
+        report.findings.iter().any(|finding| {
+            finding.id.area() == area
                 && finding.severity == severity
                 && (finding.text().contains(text) || finding.remedy.contains(text))
         })
@@ -407,8 +398,8 @@ mod tests {
         let severity = |flags: &[&str]| {
             let report = concluded(flags, vec![group("/registry/pods/", 10_000, Some(0))]);
             let mut found = report.findings.iter();
-            let memory = found.find(|(area, _)| *area == Area::Memory);
-            memory.map(|(_, finding)| finding.severity)
+            let memory = found.find(|finding| finding.id.area() == Area::Memory);
+            memory.map(|finding| finding.severity)
         };
         // 11 MB plain, 5 MB packed.
         for (limit, pack, expected) in [

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::client::CALL_TIMEOUT;
 use super::members::Member;
-use super::model::{Area, Report, WatchFacts};
+use super::model::{Report, WatchFacts};
 use crate::config::Config;
 use crate::diagnosis::FindingId;
 use crate::diagnosis::format::counted;
@@ -33,7 +33,7 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
     if known.is_empty() {
         let text =
             "unknown: etcd's metrics cannot be read at its client URLs (`--listen-metrics-urls` of etcd)";
-        return report.find(Area::Watches, FindingId::WatchesUnknown, text);
+        return report.find(FindingId::WatchesUnknown, text);
     }
     let sum = |of: fn(&WatchFacts) -> u64| known.iter().map(of).sum::<u64>();
     let facts = WatchFacts {
@@ -46,7 +46,6 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
     };
     let feeds = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix).len() as u64;
     report.find(
-        Area::Watches,
         FindingId::WatchesCounted,
         format!(
             "{} in {}, counted on {}; {} sent for {} since the members started",
@@ -65,7 +64,6 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
             " (with --watch-cache=auto)"
         };
         report.find(
-            Area::Watches,
             FindingId::WatchesSaved,
             format!(
                 "if clients watch mirrored keys through rangecache{how}, etcd has {} instead, and sends each change once to \
@@ -127,7 +125,7 @@ mod tests {
         let connector = config.connector(&Arc::new(Metrics::new())).unwrap();
         let mut report = Report::default();
         examine(&config, &connector, &members, &mut report).await;
-        report.findings.iter().map(|(_, finding)| finding.id).collect()
+        report.findings.iter().map(|finding| finding.id).collect()
     }
 
     #[tokio::test]

@@ -11,7 +11,8 @@ use std::time::Duration;
 use http::{HeaderName, Uri};
 use opentelemetry_sdk::trace::Sampler;
 
-use rangecache_base::net::{Address, Url};
+use rangecache_base::net::{Url, UrlError};
+use rangecache_edge::tls;
 
 /// Transport of OTLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +34,8 @@ pub struct OtelConfig {
     pub protocol: Protocol,
     /// Time limit for one request.
     pub timeout: Duration,
-    /// File of the CA that issued its certificate; by default the system's CAs.
-    pub certificate: Option<PathBuf>,
-    /// Files of the client certificate and its key.
-    pub client: Option<(PathBuf, PathBuf)>,
+    /// Certificates of connections with TLS.
+    pub tls: tls::Collector,
     /// Selection of traces.
     pub sampler: Sampler,
     /// Whether traces continue those of callers, and those of etcd continue them (W3C Trace Context).
@@ -64,44 +63,15 @@ pub struct IgnoredOtel {
     pub remedy: String,
 }
 
-/// The variables for traces, each followed by the one for all signals.
-type Pair = [&'static str; 2];
-
-const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
-const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
-const PROTOCOL: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-    "OTEL_EXPORTER_OTLP_PROTOCOL",
-];
-const COMPRESSION: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
-    "OTEL_EXPORTER_OTLP_COMPRESSION",
-];
-const HEADERS: Pair = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
-const TIMEOUT: Pair = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
-const INSECURE: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_INSECURE",
-    "OTEL_EXPORTER_OTLP_INSECURE",
-];
-const CERTIFICATE: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
-    "OTEL_EXPORTER_OTLP_CERTIFICATE",
-];
-const CLIENT_CERTIFICATE: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
-    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-];
-const CLIENT_KEY: Pair = [
-    "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
-    "OTEL_EXPORTER_OTLP_CLIENT_KEY",
-];
-const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
-const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
-const PROPAGATORS: &str = "OTEL_PROPAGATORS";
-const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
-const BATCH_SIZE: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
-/// Path of traces below an HTTP endpoint for all signals.
-const TRACES_PATH: &str = "v1/traces";
+/// The variable of a setting for traces, and the one for all signals.
+macro_rules! otlp {
+    ($setting:literal) => {
+        [
+            concat!("OTEL_EXPORTER_OTLP_TRACES_", $setting),
+            concat!("OTEL_EXPORTER_OTLP_", $setting),
+        ]
+    };
+}
 
 /// Looks up variables; an empty one counts as not set, and so does one that cannot be used.
 struct Variables<'a> {
@@ -110,13 +80,13 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    fn get(&self, name: &'static str) -> Option<String> {
+    fn get(&self, name: &str) -> Option<String> {
         let value = (self.look_up)(name)?.trim().to_owned();
         Some(value).filter(|value| !value.is_empty())
     }
 
     fn ignore(&self, name: &'static str, value: &str, remedy: impl Into<String>) {
-        let is_secret = HEADERS.contains(&name) || value.contains('@');
+        let is_secret = otlp!("HEADERS").contains(&name) || value.contains('@');
         self.ignored.borrow_mut().push(IgnoredOtel {
             name,
             value: if is_secret { "(secret)" } else { value }.to_owned(),
@@ -138,23 +108,27 @@ impl Variables<'_> {
         })
     }
 
-    /// The value of the first of `names` that has one.
-    fn either(&self, names: Pair) -> Option<(&'static str, String)> {
-        names.iter().find_map(|&name| Some((name, self.get(name)?)))
+    /// Result of `parse` as [`Variables::first`] finds it, with one `remedy` for all other values.
+    fn parsed<T>(
+        &self,
+        names: &[&'static str],
+        remedy: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Option<T> {
+        self.first(names, |_, value| parse(value).ok_or_else(|| remedy.to_owned()))
     }
 
     fn millis(&self, names: &[&'static str], default: u64) -> Duration {
-        let millis = self.first(names, |_, value| match value.parse() {
-            Ok(millis) if millis > 0 => Ok(millis),
-            _ => Err("write a whole number of milliseconds above 0".to_owned()),
+        let remedy = "write a whole number of milliseconds above 0";
+        let millis = self.parsed(names, remedy, |value| {
+            value.parse().ok().filter(|millis| *millis > 0)
         });
         Duration::from_millis(millis.unwrap_or(default))
     }
 
     fn is_true(&self, names: &[&'static str]) -> bool {
-        let value = self.first(names, |_, value| match value.to_ascii_lowercase().parse() {
-            Ok(is_true) => Ok(is_true),
-            Err(_) => Err("write true or false".to_owned()),
+        let value = self.parsed(names, "write true or false", |value| {
+            value.to_ascii_lowercase().parse().ok()
         });
         value.unwrap_or(false)
     }
@@ -185,33 +159,31 @@ impl OtelConfig {
         if variables.is_true(&["OTEL_SDK_DISABLED"]) {
             return None;
         }
-        let exports = variables.first(&["OTEL_TRACES_EXPORTER"], |_, exporter| match exporter {
-            "otlp" => Ok(true),
-            "none" => Ok(false),
-            _ => Err("write otlp or none".to_owned()),
+        let exporter = ["OTEL_TRACES_EXPORTER"];
+        let exports = variables.parsed(&exporter, "write otlp or none", |exporter| match exporter {
+            "otlp" => Some(true),
+            "none" => Some(false),
+            _ => None,
         });
         if exports == Some(false) {
             return None;
         }
-        let protocol = variables.first(&PROTOCOL, |_, value| match value {
-            "grpc" => Ok(Protocol::Grpc),
-            "http/protobuf" => Ok(Protocol::Http),
-            _ => Err("write grpc or http/protobuf".to_owned()),
+        let remedy = "write grpc or http/protobuf";
+        let protocol = variables.parsed(&otlp!("PROTOCOL"), remedy, |value| match value {
+            "grpc" => Some(Protocol::Grpc),
+            "http/protobuf" => Some(Protocol::Http),
+            _ => None,
         });
         let protocol = protocol.unwrap_or(Protocol::Http);
-        let endpoint = variables.first(&[TRACES_ENDPOINT, ENDPOINT], |name, value| {
+        let endpoint = variables.first(&otlp!("ENDPOINT"), |name, value| {
             at(variables, protocol, name, value)
         });
         let (endpoint, path) = match endpoint {
-            Some(endpoint) => endpoint,
-            None if exports.is_none() => return None,
-            None => {
-                let (port, path) = match protocol {
-                    Protocol::Grpc => (4317, "/"),
-                    Protocol::Http => (4318, "/v1/traces"),
-                };
-                (tcp(false, "localhost", port), path.to_owned())
+            None if exports.is_some() => {
+                let [_, of_all_signals] = otlp!("ENDPOINT");
+                at(variables, protocol, of_all_signals, default_endpoint(protocol)).ok()?
             }
+            endpoint => endpoint?,
         };
         let (max_queue_size, max_batch_size) = queue(variables);
         check_what_the_library_reads(variables);
@@ -219,9 +191,8 @@ impl OtelConfig {
             endpoint,
             path,
             protocol,
-            timeout: variables.millis(&TIMEOUT, 10_000),
-            certificate: variables.either(CERTIFICATE).map(|(_, path)| path.into()),
-            client: client(variables),
+            timeout: variables.millis(&otlp!("TIMEOUT"), 10_000),
+            tls: tls(variables),
             sampler: sampler(variables),
             propagates: propagates(variables),
             service: variables.get("OTEL_SERVICE_NAME"),
@@ -233,33 +204,44 @@ impl OtelConfig {
     }
 }
 
-/// The client certificate and its key, if both are named.
-fn client(variables: &Variables<'_>) -> Option<(PathBuf, PathBuf)> {
-    let alone = |(name, path): (&'static str, String), missing: Pair| {
-        variables.ignore(name, &path, format!("set {} as well", missing[1]));
-        None
+/// The CA, and the client certificate with its key if both are named.
+fn tls(variables: &Variables<'_>) -> tls::Collector {
+    let file =
+        |names: [&'static str; 2]| variables.first(&names, |name, path| Ok((name, PathBuf::from(path))));
+    let (certificates, keys) = (otlp!("CLIENT_CERTIFICATE"), otlp!("CLIENT_KEY"));
+    let client = match (file(certificates), file(keys)) {
+        (Some((_, certificate)), Some((_, key))) => Some((certificate, key)),
+        (certificate, key) => {
+            for (alone, missing) in [(certificate, keys[1]), (key, certificates[1])] {
+                if let Some((name, path)) = alone {
+                    let remedy = format!("set {missing} as well");
+                    variables.ignore(name, &path.to_string_lossy(), remedy);
+                }
+            }
+            None
+        }
     };
-    match (variables.either(CLIENT_CERTIFICATE), variables.either(CLIENT_KEY)) {
-        (None, None) => None,
-        (Some((_, certificate)), Some((_, key))) => Some((certificate.into(), key.into())),
-        (Some(certificate), None) => alone(certificate, CLIENT_KEY),
-        (None, Some(key)) => alone(key, CLIENT_CERTIFICATE),
-    }
+    tls::Collector::new(file(otlp!("CERTIFICATE")).map(|(_, path)| path), client)
 }
 
 /// The size of the queue and of a batch, in spans.
 fn queue(variables: &Variables<'_>) -> (usize, usize) {
-    let within = |name, max: usize, remedy: String| {
-        variables.first(&[name], |_, value| match value.parse() {
-            Ok(size) if (1..=max).contains(&size) => Ok(size),
-            _ => Err(remedy.clone()),
-        })
+    const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
+    let within = |name, max: usize, remedy: &str| {
+        let is_within = |size: &usize| (1..=max).contains(size);
+        variables.parsed(&[name], remedy, |value| value.parse().ok().filter(is_within))
     };
-    let size = within(QUEUE_SIZE, 1 << 20, "write a number from 1 to 1048576".to_owned());
-    let size = size.unwrap_or(2048);
+    let size = within(QUEUE_SIZE, 1 << 20, "write a number from 1 to 1048576").unwrap_or(2048);
     let remedy = format!("write a number from 1 to {QUEUE_SIZE}, which is {size}");
-    let batch = within(BATCH_SIZE, size, remedy);
+    let batch = within("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", size, &remedy);
     (size, batch.unwrap_or(size.min(512)))
+}
+
+fn default_endpoint(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Grpc => "http://localhost:4317",
+        Protocol::Http => "http://localhost:4318",
+    }
 }
 
 /// An endpoint and a path, of a URL with or without a port and, for gRPC, a scheme. The error is the remedy.
@@ -269,153 +251,115 @@ fn at(
     name: &'static str,
     value: &str,
 ) -> Result<(Url, String), String> {
-    let example = match protocol {
-        Protocol::Grpc => "http://localhost:4317",
-        Protocol::Http => "http://localhost:4318",
-    };
-    let wrong = || format!("write a URL, for example {example}");
+    let wrong = || format!("write a URL, for example {}", default_endpoint(protocol));
     let with_scheme = match (protocol, value.contains("://")) {
         (Protocol::Grpc, false) => {
-            let insecure = variables.is_true(&INSECURE);
+            let insecure = variables.is_true(&otlp!("INSECURE"));
             format!("http{}://{value}", if insecure { "" } else { "s" })
         }
         _ => value.to_owned(),
     };
     let uri: Uri = with_scheme.parse().map_err(|_| wrong())?;
-    let is_tls = match uri.scheme_str() {
-        Some("http") => false,
-        Some("https") => true,
-        _ => return Err(wrong()),
-    };
-    let authority = uri.authority().ok_or_else(wrong)?;
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    let names_a_port = authority
-        .as_str()
-        .rsplit(']')
-        .next()
-        .is_some_and(|tail| tail.contains(':'));
-    if host.is_empty()
-        || authority.as_str().contains('@')
-        || (names_a_port && uri.port_u16().is_none())
-        || uri.port_u16() == Some(0)
-    {
+    let (Some(scheme @ ("http" | "https")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err(wrong());
-    }
-    let port = match (protocol, is_tls) {
-        _ if names_a_port => uri.port_u16().unwrap_or_default(),
+    };
+    let port = match (protocol, scheme) {
         (Protocol::Grpc, _) => 4317,
-        (Protocol::Http, false) => 80,
-        (Protocol::Http, true) => 443,
+        (Protocol::Http, "http") => 80,
+        (Protocol::Http, _) => 443,
     };
+    let url = format!("{scheme}://{authority}");
+    let url = match url.parse() {
+        Err(UrlError::NoPort(..)) => format!("{url}:{port}").parse(),
+        parsed => parsed,
+    };
+    let url = url.ok().filter(|_| uri.port_u16() != Some(0)).ok_or_else(wrong)?;
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    let path = match (protocol, name) {
-        (Protocol::Grpc, _) if uri.path() != "/" => {
-            return Err("gRPC takes no path: write only scheme://host:port, or set \
-                        OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
-                .to_owned());
+    match protocol {
+        Protocol::Grpc if uri.path() != "/" => Err(
+            "gRPC takes no path: write only scheme://host:port, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+                .to_owned(),
+        ),
+        Protocol::Http if name == otlp!("ENDPOINT")[1] => {
+            Ok((url, format!("{}/v1/traces", path.trim_end_matches('/'))))
         }
-        (Protocol::Http, ENDPOINT) => format!("{}/{TRACES_PATH}", path.trim_end_matches('/')),
-        _ => path.to_owned(),
-    };
-    Ok((tcp(is_tls, host, port), path))
-}
-
-fn tcp(tls: bool, host: &str, port: u16) -> Url {
-    let address = Address::Tcp {
-        host: host.to_owned(),
-        port,
-    };
-    Url { tls, address }
+        _ => Ok((url, path.to_owned())),
+    }
 }
 
 /// Reports values that the library will leave out. It reads them itself.
 fn check_what_the_library_reads(variables: &Variables<'_>) {
-    let is_header = |name: &str| name.parse::<HeaderName>().is_ok();
-    let _ = variables.first(&COMPRESSION, |_, value| match value {
-        "none" | "gzip" => Ok(()),
-        _ => Err("write none or gzip".to_owned()),
+    let is_list = |list: &str, is_name: fn(&str) -> bool| {
+        let mut parts = list.split(',').filter(|part| !part.trim().is_empty());
+        let is_part = |part: &str| part.split_once('=').is_some_and(|(name, _)| is_name(name.trim()));
+        parts.all(is_part).then_some(())
+    };
+    variables.parsed(&otlp!("COMPRESSION"), "write none or gzip", |value| {
+        ["none", "gzip"].contains(&value).then_some(())
     });
-    let _ = variables.first(&HEADERS, |_, list| {
-        if names(list).all(|name| name.is_some_and(is_header)) {
-            return Ok(());
-        }
-        Err("write name=value,name=value, with values percent-encoded".to_owned())
+    let remedy = "write name=value,name=value, with values percent-encoded";
+    variables.parsed(&otlp!("HEADERS"), remedy, |list| {
+        is_list(list, |name| name.parse::<HeaderName>().is_ok())
     });
-    let _ = variables.first(&["OTEL_RESOURCE_ATTRIBUTES"], |_, list| {
-        if names(list).all(|name| name.is_some()) {
-            return Ok(());
-        }
-        Err("write name=value,name=value".to_owned())
+    let attributes = ["OTEL_RESOURCE_ATTRIBUTES"];
+    variables.parsed(&attributes, "write name=value,name=value", |list| {
+        is_list(list, |name| !name.is_empty())
     });
-}
-
-/// The names in `name=value,name=value`; `None` for a part of another form.
-fn names(list: &str) -> impl Iterator<Item = Option<&str>> {
-    let parts = list.split(',').filter(|part| !part.trim().is_empty());
-    parts.map(|part| {
-        let (name, _) = part.split_once('=')?;
-        Some(name.trim()).filter(|name| !name.is_empty())
-    })
 }
 
 fn sampler(variables: &Variables<'_>) -> Sampler {
-    let sampler = variables.first(&[SAMPLER], |_, name| {
-        let (is_parent_based, root) = match name.strip_prefix("parentbased_") {
-            Some(root) => (true, root),
-            None => (false, name),
-        };
-        let root = match root {
+    let parent_based = |root| Sampler::ParentBased(Box::new(root));
+    let remedy = "write always_on, always_off, traceidratio, parentbased_always_on, parentbased_always_off or \
+                  parentbased_traceidratio";
+    let sampler = variables.parsed(&["OTEL_TRACES_SAMPLER"], remedy, |name| {
+        let below_parent = name.strip_prefix("parentbased_");
+        let root = match below_parent.unwrap_or(name) {
             "always_on" => Sampler::AlwaysOn,
             "always_off" => Sampler::AlwaysOff,
             "traceidratio" => Sampler::TraceIdRatioBased(ratio(variables)),
-            _ => {
-                return Err(
-                    "write always_on, always_off, traceidratio, parentbased_always_on, \
-                            parentbased_always_off or parentbased_traceidratio"
-                        .to_owned(),
-                );
-            }
+            _ => return None,
         };
-        Ok(if is_parent_based { parent_based(root) } else { root })
+        Some(match below_parent {
+            Some(_) => parent_based(root),
+            None => root,
+        })
     });
     sampler.unwrap_or_else(|| parent_based(Sampler::AlwaysOn))
+}
+
+fn ratio(variables: &Variables<'_>) -> f64 {
+    let remedy = "write a ratio from 0 to 1, for example 0.01";
+    let ratio = variables.parsed(&["OTEL_TRACES_SAMPLER_ARG"], remedy, |ratio| {
+        ratio.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio))
+    });
+    ratio.unwrap_or(1.0)
 }
 
 /// Whether `tracecontext` is one of the propagators, as it is by default. `baggage` passes through rangecache whatever
 /// they are: the headers of calls are forwarded.
 fn propagates(variables: &Variables<'_>) -> bool {
-    let Some(value) = variables.get(PROPAGATORS) else {
-        return true;
-    };
-    let names = || value.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let unknown: Vec<_> = names()
-        .filter(|name| !["tracecontext", "baggage", "none"].contains(name))
-        .collect();
+    const PROPAGATORS: &str = "OTEL_PROPAGATORS";
+    let value = variables.get(PROPAGATORS).unwrap_or_default();
+    let names = value.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let (known, unknown): (Vec<_>, Vec<_>) =
+        names.partition(|name| ["tracecontext", "baggage", "none"].contains(name));
     if !unknown.is_empty() {
-        let unknown = unknown.join(",");
-        variables.ignore(PROPAGATORS, &unknown, "write tracecontext, baggage or none");
+        variables.ignore(
+            PROPAGATORS,
+            &unknown.join(","),
+            "write tracecontext, baggage or none",
+        );
     }
-    let mut known = names()
-        .filter(|name| ["baggage", "none"].contains(name))
-        .peekable();
-    names().any(|name| name == "tracecontext") || known.peek().is_none()
-}
-
-fn parent_based(root: Sampler) -> Sampler {
-    Sampler::ParentBased(Box::new(root))
-}
-
-fn ratio(variables: &Variables<'_>) -> f64 {
-    let ratio = variables.first(&[SAMPLER_ARG], |_, ratio| match ratio.parse::<f64>() {
-        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
-        _ => Err("write a ratio from 0 to 1, for example 0.01".to_owned()),
-    });
-    ratio.unwrap_or(1.0)
+    known.is_empty() || known.contains(&"tracecontext")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+    const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+    const PROPAGATORS: &str = "OTEL_PROPAGATORS";
 
     fn settings(variables: &[(&str, &str)]) -> (Option<OtelConfig>, Vec<IgnoredOtel>) {
         let look_up = |name: &str| {
@@ -539,16 +483,16 @@ mod tests {
             ),
             (&[AT], ("OTEL_TRACES_EXPORTER", "zipkin"), "write otlp or none"),
             (&[AT], ("OTEL_SDK_DISABLED", "1"), "write true or false"),
-            (&[AT], (SAMPLER, "jaeger_remote"), "write always_on"),
+            (&[AT], ("OTEL_TRACES_SAMPLER", "jaeger_remote"), "write always_on"),
             (
-                &[AT, (SAMPLER, "traceidratio")],
-                (SAMPLER_ARG, "1.5"),
+                &[AT, ("OTEL_TRACES_SAMPLER", "traceidratio")],
+                ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
                 "from 0 to 1",
             ),
             (&[AT], ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"), "whole number"),
             (&[AT], ("OTEL_BSP_SCHEDULE_DELAY", "0"), "above 0"),
-            (&[AT], (QUEUE_SIZE, "0"), "from 1"),
-            (&[AT], (BATCH_SIZE, "4096"), "which is 2048"),
+            (&[AT], ("OTEL_BSP_MAX_QUEUE_SIZE", "0"), "from 1"),
+            (&[AT], ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"), "which is 2048"),
             (&[AT], ("OTEL_RESOURCE_ATTRIBUTES", "a"), "name=value"),
             (
                 &[AT],

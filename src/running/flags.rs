@@ -42,7 +42,7 @@ pub struct HealthConfig {
     #[command(flatten)]
     pub(super) at: MetricsUrl,
 
-    /// Whether memory answers (/readyz), instead of whether the process responds (/livez)
+    /// Whether memory answers (/readyz?memory), instead of whether the process responds (/livez)
     ///
     /// When to change it: clients should only be sent to an instance that answers from memory
     #[arg(long)]

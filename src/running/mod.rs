@@ -4,27 +4,30 @@
 //! | file | subject |
 //! |---|---|
 //! | `flags` | flags of the commands |
-//! | `request` | one request to the listener |
 //! | `text` | the status for people |
 //!
 //! This room imports `diagnosis` (severities and formats), `report` and `base`; `main`, `cli` and `static_pod` import it.
 
 mod flags;
-mod request;
 mod text;
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use http::{Method, StatusCode};
 use serde_json::Value;
 
+use crate::diagnosis::{Finding, FindingId};
 use crate::report::print;
 pub use flags::{CtlAction, CtlConfig, HealthConfig, StatusConfig};
-use rangecache_base::net::Url;
-pub(crate) use request::get;
-use request::send;
+use rangecache_base::http_request::http_request;
+use rangecache_base::net::{Url, connect};
 
+/// Bound on a response: a status has a few hundred kilobytes.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+/// Time for a response: a reload reads files.
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Exit code if no rangecache responds.
 const NO_RESPONSE: u8 = 2;
 
@@ -51,7 +54,7 @@ pub fn status(options: &StatusConfig) -> ExitCode {
 /// Asks whether the running rangecache responds, or is ready. Prints its text.
 #[must_use]
 pub fn health(options: &HealthConfig) -> ExitCode {
-    let path = if options.ready { "/readyz" } else { "/livez" };
+    let path = if options.ready { "/readyz?memory" } else { "/livez" };
     answered(&options.at.metrics_url, &Method::GET, path)
 }
 
@@ -89,10 +92,25 @@ fn exchange(url: &Url, method: &Method, path: &str) -> io::Result<(StatusCode, S
 }
 
 fn unanswered(url: &Url, error: &io::Error) -> ExitCode {
+    let title = format!("no rangecache responds at {url}: {error}");
+    let finding = Finding::new(FindingId::NoResponse, title);
     // There is no other place to report it.
-    let _ = writeln!(
-        io::stderr(),
-        "no rangecache responds at {url}: {error}. --metrics-url names its listener for operators (--listen-metrics-urls)"
-    );
+    let _ = writeln!(io::stderr(), "{}. {}", finding.text(), finding.remedy);
     ExitCode::from(NO_RESPONSE)
+}
+
+/// Status and body of the response. The host is named such that the listener accepts it, whatever its name is.
+async fn send(url: &Url, method: &Method, path: &str) -> io::Result<(StatusCode, String)> {
+    let exchange = async {
+        let stream = connect(url, TIMEOUT).await?;
+        http_request(stream, method.clone(), "localhost", path, MAX_RESPONSE_BYTES).await
+    };
+    tokio::time::timeout(TIMEOUT, exchange)
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it did not respond in time"))?
+}
+
+/// The body of the response to `GET`, whatever the status.
+pub(crate) async fn get(url: &Url, path: &str) -> io::Result<String> {
+    Ok(send(url, &Method::GET, path).await?.1)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::diagnosis::FindingId;
 use crate::diagnosis::format::{bytes, counted, duration, long, rate};
 
 /// Whether it is ready, and has no finding that is bad.
@@ -26,6 +27,9 @@ pub(super) fn of(status: &Value) -> String {
         long(uptime),
         if status["ready"].as_bool() != Some(true) {
             "NOT READY"
+        } else if list(status, "findings").any(|finding| finding["id"] == FindingId::AnswersNothing.as_str())
+        {
+            "ready, but nothing is answered from memory"
         } else if is_good(status) {
             "ready"
         } else {
@@ -70,7 +74,11 @@ pub(super) fn of(status: &Value) -> String {
             (true, true) => format!(
                 "etcd {}, {}",
                 endpoint["version"].as_str().unwrap_or("of unknown version"),
-                string(endpoint, "role")
+                if is("is_hub") {
+                    "another rangecache"
+                } else {
+                    string(endpoint, "role")
+                }
             ),
         };
         let _ = writeln!(text, "endpoint {}: {state}", string(endpoint, "url"));
@@ -132,6 +140,7 @@ mod tests {
             ],
             "endpoints": [
                 {"url": "http://a:1", "is_connected": true, "is_healthy": true, "version": "3.7.3", "role": "leader", "last_error": ""},
+                {"url": "http://hub:1", "is_hub": true, "is_connected": true, "is_healthy": true, "version": "3.7.3", "role": "leader", "last_error": ""},
                 {"url": "http://b:1", "is_connected": false, "is_healthy": false, "version": null, "role": "unknown", "last_error": "refused"},
             ],
         })
@@ -147,6 +156,7 @@ warn memory is switched off. etcd answers.
 mirror   everything: in service at revision 81234, 20,000 keys, 3 MiB
 mirror   /a/: out of service (loading), 0 keys, 0 B
 endpoint http://a:1: etcd 3.7.3, leader
+endpoint http://hub:1: etcd 3.7.3, another rangecache
 endpoint http://b:1: not connected: refused
 ";
         assert_eq!(of(&status()), expected);

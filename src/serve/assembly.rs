@@ -76,7 +76,7 @@ impl Assembly {
                 .set_limit(bound.name, bound.value(config));
         }
         if let Some(exporter) = files.exporter {
-            background.spawn(exporter.run(background.clone(), stop.clone()));
+            background.spawn(exporter.run(stop.clone()));
         }
         if let Some(writer) = files.access_log_writer {
             background.spawn(writer.run(look.subscribe(), stop.clone()));

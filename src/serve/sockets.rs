@@ -1,8 +1,7 @@
 //! Bound sockets.
 
+use std::io;
 use std::sync::Arc;
-
-use anyhow::Context as _;
 
 use rangecache_base::net::Url;
 use rangecache_edge::server::{ListenConfig, Listener};
@@ -29,15 +28,11 @@ impl Sockets {
             let mut listeners = Vec::new();
             for url in urls {
                 let bound = Listener::bind(url, acceptor, listen.unix_socket_mode, listen.reuse_port).await;
-                listeners.push(
-                    bound
-                        .with_context(|| {
-                            format!(
-                                "cannot listen on {url}; is another process there? Port 0 takes a free one"
-                            )
-                        })
-                        .context(flag)?,
-                );
+                let explained = |error: io::Error| {
+                    let what = format!("cannot listen on {url}; {}", remedy(&error));
+                    anyhow::Error::new(error).context(what).context(flag)
+                };
+                listeners.push(bound.map_err(explained)?);
             }
             anyhow::Ok(listeners)
         };
@@ -46,5 +41,18 @@ impl Sockets {
             readers: bind("--read-only-listen-client-urls", &listen.read_only_client_urls).await?,
             operators: bind("--listen-metrics-urls", &listen.metrics_urls).await?,
         })
+    }
+}
+
+/// Likely cause of a socket that cannot be bound, and what to do.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "another process is there; port 0 takes a free one",
+        io::ErrorKind::AddrNotAvailable => "no interface of this host has that address",
+        io::ErrorKind::NotFound => "create the folder of the socket",
+        io::ErrorKind::PermissionDenied => {
+            "this user may not; choose a port from 1024 on, or a folder that it may write"
+        }
+        _ => "choose another address",
     }
 }

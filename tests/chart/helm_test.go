@@ -74,6 +74,7 @@ func modes(t *testing.T) map[string]string {
 type objects struct {
 	all             map[string]any               // by "Kind name"
 	labels          map[string]map[string]string // by "Kind name"
+	annotations     map[string]map[string]string // by "Kind name"
 	pods            []corev1.PodTemplateSpec
 	proxy           *corev1.PodTemplateSpec // rangecache's own, also out of the installer's hands
 	test            *corev1.Pod             // of `helm test`
@@ -104,15 +105,16 @@ func strictly[T any](t *testing.T, document string) *T {
 
 func parse(t *testing.T, manifests string) *objects {
 	t.Helper()
-	o := &objects{all: map[string]any{}, labels: map[string]map[string]string{}, services: map[string]*corev1.Service{}}
+	o := &objects{all: map[string]any{}, labels: map[string]map[string]string{}, annotations: map[string]map[string]string{}, services: map[string]*corev1.Service{}}
 	for _, document := range separator.Split(manifests, -1) {
 		var head struct {
 			APIVersion string `json:"apiVersion"`
 			Kind       string `json:"kind"`
 			Metadata   struct {
-				Name      string            `json:"name"`
-				Namespace string            `json:"namespace"`
-				Labels    map[string]string `json:"labels"`
+				Name        string            `json:"name"`
+				Namespace   string            `json:"namespace"`
+				Labels      map[string]string `json:"labels"`
+				Annotations map[string]string `json:"annotations"`
 			} `json:"metadata"`
 		}
 		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
@@ -175,7 +177,7 @@ func parse(t *testing.T, manifests string) *objects {
 		if o.all[key] != nil {
 			t.Errorf("%s is rendered twice", key)
 		}
-		o.all[key], o.labels[key] = object, head.Metadata.Labels
+		o.all[key], o.labels[key], o.annotations[key] = object, head.Metadata.Labels, head.Metadata.Annotations
 	}
 	for i := range o.pods {
 		pod := &o.pods[i]
@@ -287,7 +289,13 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"listener.hostWhitelist={https://a}", "at '/listener/hostWhitelist/0'"},
 			{"listener.cors={console.example}", "at '/listener/cors/0'"},
 			{"limits.maxConnectionsPerAddress=0", "at '/limits/maxConnectionsPerAddress'"},
-			{"listener.readOnlyPort=23790", "listener.readOnlyPort must differ"},
+			{"listener.readOnlyPort=23790", "listener.port and listener.readOnlyPort are both 23790"},
+			{"metrics.port=23790", "listener.port and metrics.port are both 23790"},
+			{"metrics.tlsPort=23791", "metrics.port and metrics.tlsPort are both 23791"},
+			{"listener.readOnlyPort=23791", "listener.readOnlyPort and metrics.port are both 23791"},
+			{"metrics.tlsPort=23793,listener.tls.secretName=,listener.allowUnauthenticated=true", "metrics.tlsPort has the listener's certificate"},
+			{"log.level=bogus", "at '/log/level'"},
+			{"log.level=h2=loud", "at '/log/level'"},
 			{"metrics.clientsTop=-1", "at '/metrics/clientsTop'"},
 			{"cache.whenBehind=wait", "at '/cache/whenBehind'"},
 			{"cache.warmFrom={rangecache:23790}", "at '/cache/warmFrom/0'"},
@@ -308,6 +316,27 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,priorityClassName=important", "because the kubelet knows no other; not important"},
 			{"staticPod.readyTimeout=30", "at '/staticPod/readyTimeout'"},
 			{"extraArgs={-x}", "at '/extraArgs/0'"},
+			{"extraArgs={--bogus}", "has no flag --bogus"},
+			{"extraArgs={--probe-interval=2s,--probe-intervall=2s}", "has no flag --probe-intervall"},
+			{"mode=static-pod,etcd.tls.secretName=,listener.tls.secretName=,extraContainers[0].name=a,extraContainers[0].image=b", "extraContainers: a static pod is rangecache alone"},
+			{"extraContainers[0].name=a", "at '/extraContainers/0'"},
+			{"dnsConfig.ndots=2", "additional properties 'ndots' not allowed"},
+			{"hostAliases[0].ip=10.0.0.1", "at '/hostAliases/0'"},
+			{"minReadySeconds=-1", "at '/minReadySeconds'"},
+			{"deployment.replicas=0", "at '/deployment/replicas'"},
+			{"podDisruptionBudget.minAvailable=2", "podDisruptionBudget.minAvailable is 2 of deployment.replicas=2"},
+			{"podDisruptionBudget.minAvailable=100%", "podDisruptionBudget.minAvailable is 100%"},
+			{"podDisruptionBudget.minAvailable=most", "at '/podDisruptionBudget/minAvailable'"},
+			{"service.ipFamilyPolicy=Dual", "at '/service/ipFamilyPolicy'"},
+			{"service.ipFamilies={IPv5}", "at '/service/ipFamilies/0'"},
+			{"service.ipFamilies={IPv6}", "set listener.host and metrics.host to `::`"},
+			{"service.ipFamilies={IPv6},listener.host=::", "set listener.host and metrics.host to `::`"},
+			{"service.externalTrafficPolicy=Local", "service.type is ClusterIP"},
+			{"service.type=NodePort,service.loadBalancerClass=x", "service.loadBalancerClass is of a Service of type LoadBalancer"},
+			{"service.loadBalancerSourceRanges={10.0.0.1}", "at '/service/loadBalancerSourceRanges/0'"},
+			{"serviceMonitor.scheme=tls", "at '/serviceMonitor/scheme'"},
+			{"commonAnnotations.a=1", "at '/commonAnnotations/a'"},
+			{"serviceAccount.annotations.a=1", "at '/serviceAccount/annotations/a'"},
 			{"extraEnv[0].name=X", "at '/extraEnv/0'"},
 			{"extraEnv[0].name=X,extraEnv[0].value=x,extraEnv[0].valueFrom.fieldRef.fieldPath=y", "at '/extraEnv/0'"},
 			{"listener.advertiseUrls={rangecache}", "at '/listener/advertiseUrls/0'"},

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -31,6 +32,21 @@ func TestUpdates(t *testing.T) {
 		if own.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType || own.UpdateStrategy.RollingUpdate != nil || *own.RevisionHistoryLimit != 3 {
 			t.Errorf("%s: %v", mode, own.UpdateStrategy)
 		}
+		if slow := renderMode(t, mode, "--set", "minReadySeconds=30").daemonSet.Spec; plain.MinReadySeconds != 0 || slow.MinReadySeconds != 30 {
+			t.Errorf("%s: %d, %d", mode, plain.MinReadySeconds, slow.MinReadySeconds)
+		}
+	}
+	if slow := renderMode(t, "deployment", "--set", "minReadySeconds=30").deployment.Spec; plain.MinReadySeconds != 0 || slow.MinReadySeconds != 30 {
+		t.Errorf("%d, %d", plain.MinReadySeconds, slow.MinReadySeconds)
+	}
+}
+
+// TestDisruptionBudget checks that a number of pods that must stay takes the place of the number that may be missing.
+func TestDisruptionBudget(t *testing.T) {
+	plain := renderMode(t, "deployment").budget.Spec
+	own := renderMode(t, "deployment", "--set", "podDisruptionBudget.minAvailable=1").budget.Spec
+	if plain.MaxUnavailable.IntValue() != 1 || plain.MinAvailable != nil || own.MaxUnavailable != nil || own.MinAvailable.IntValue() != 1 {
+		t.Errorf("%v, %v", plain, own)
 	}
 }
 
@@ -54,6 +70,21 @@ func TestService(t *testing.T) {
 	service := renderMode(t, "deployment", "--set", "service.type=LoadBalancer,service.trafficDistribution=PreferSameZone", "--set-string", "service.annotations.internal=true").services["rc-rangecache"]
 	if service.Spec.Type != corev1.ServiceTypeLoadBalancer || *service.Spec.TrafficDistribution != "PreferSameZone" || service.Annotations["internal"] != "true" {
 		t.Errorf("%v", service)
+	}
+	o := renderMode(t, "deployment", "--set", "service.type=LoadBalancer,service.loadBalancerClass=inner,service.loadBalancerSourceRanges={10.0.0.0/8,fd00::/8}",
+		"--set", "service.externalTrafficPolicy=Local,service.internalTrafficPolicy=Cluster",
+		"--set", "service.ipFamilyPolicy=RequireDualStack,service.ipFamilies={IPv6,IPv4},listener.host=::,metrics.host=::")
+	spec := o.services["rc-rangecache"].Spec
+	if *spec.LoadBalancerClass != "inner" || len(spec.LoadBalancerSourceRanges) != 2 || spec.ExternalTrafficPolicy != "Local" || *spec.InternalTrafficPolicy != "Cluster" {
+		t.Errorf("%v", spec)
+	}
+	for name, service := range o.services {
+		if families := service.Spec.IPFamilies; *service.Spec.IPFamilyPolicy != "RequireDualStack" || len(families) != 2 || families[0] != corev1.IPv6Protocol {
+			t.Errorf("%s: %v", name, service.Spec)
+		}
+	}
+	if args := o.proxy.Spec.Containers[0].Args; !slices.Contains(args, "--listen-client-urls=https://[::]:23790") || !slices.Contains(args, "--listen-metrics-urls=http://[::]:23791") {
+		t.Errorf("%q", args)
 	}
 }
 
@@ -143,6 +174,34 @@ func TestLabels(t *testing.T) {
 		}
 		if with, without := selectors(o), selectors(plain); with != without {
 			t.Errorf("%s: labels changed the selectors from %s to %s", mode, without, with)
+		}
+	}
+}
+
+// TestAnnotations checks that every object has the common annotations, beside those of its own, and that pods have theirs alone.
+func TestAnnotations(t *testing.T) {
+	for mode := range modes(t) {
+		plain := renderMode(t, mode)
+		o := renderMode(t, mode, "--set-string", "commonAnnotations.team=storage,serviceAccount.annotations.role=cache,podAnnotations.tier=cache")
+		for name, of := range o.annotations {
+			// A static pod's manifest is a pod, and an object of extraObjects has what it is given.
+			if isPod := mode == "static-pod-manifest"; name != "ConfigMap rc-clients" && (of["team"] == "storage") == isPod {
+				t.Errorf("%s: %s has %v", mode, name, of)
+			}
+			if isAccount := strings.HasPrefix(name, "ServiceAccount "); (of["role"] == "cache") != isAccount {
+				t.Errorf("%s: %s has %v", mode, name, of)
+			}
+		}
+		for name, of := range plain.annotations {
+			if len(of) != 0 && mode != "deployment-settings" && name != "Pod rc-rangecache-test" && name != "Service rc-rangecache" && name != "ConfigMap rc-rangecache-dashboard" {
+				t.Errorf("%s: %s has %v without a value", mode, name, of)
+			}
+		}
+		if o.test != nil && o.test.Annotations["helm.sh/hook"] != "test" {
+			t.Errorf("%s: the test is no hook: %v", mode, o.test.Annotations)
+		}
+		if o.proxy != nil && (o.proxy.Annotations["tier"] != "cache" || o.proxy.Annotations["team"] != "") {
+			t.Errorf("%s: the pod has %v", mode, o.proxy.Annotations)
 		}
 	}
 }

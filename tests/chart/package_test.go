@@ -20,7 +20,7 @@ func cargoVersion(t *testing.T) string {
 	return version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
 }
 
-// TestVersions checks that chart, image and program have the same version.
+// TestVersions checks that chart, image and program have the same version, and that image and release are built by the same compiler.
 func TestVersions(t *testing.T) {
 	cargo := cargoVersion(t)
 	for _, line := range []string{"version: ", "appVersion: "} {
@@ -30,6 +30,10 @@ func TestVersions(t *testing.T) {
 	}
 	if !strings.Contains(read(t, root+"/Dockerfile"), "\nARG VERSION="+cargo+"\n") {
 		t.Errorf("the Dockerfile's VERSION is not %s", cargo)
+	}
+	rust := regexp.MustCompile(`channel = "(.*)"`).FindStringSubmatch(read(t, root+"/packaging/rust-toolchain.toml"))[1]
+	if !strings.Contains(read(t, root+"/Dockerfile"), "/library/rust:"+rust+"-bookworm\n") {
+		t.Errorf("the Dockerfile's Rust is not %s", rust)
 	}
 	image := renderMode(t, "daemonset").proxy.Spec.Containers[0].Image
 	if image != "ghcr.io/rangecache/rangecache:"+cargo {

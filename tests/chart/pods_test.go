@@ -277,9 +277,7 @@ func TestValuesBecomeFlags(t *testing.T) {
 		"watches.maxBytes=128Mi":                 "--watch-max-bytes=134217728",
 		"watches.progressNotifyInterval=1m":      "--watch-progress-notify-interval=1m",
 	}
-	help, err := exec.Command(rangecacheBinary(), "--help").Output()
-	must(t, rangecacheBinary(), err)
-	known := flag.FindAllString(string(help), -1)
+	known := knownFlags(t)
 	without := renderMode(t, "deployment").proxy.Spec.Containers[0].Args
 	for value, want := range flags {
 		option := "--set"
@@ -461,8 +459,66 @@ func must(t *testing.T, what string, err error) {
 
 var (
 	fenced = regexp.MustCompile("(?s)```yaml\n(.*?)```")
-	flag   = regexp.MustCompile(`--[a-z][a-z-]+`)
+	// In help, at the beginning of its entry.
+	flag = regexp.MustCompile(`(?m)^ {1,8}(?:-[a-zA-Z], )?(--[a-z][a-z0-9-]+)|\[alias: (--[a-z0-9-]+)\]`)
 )
+
+const flagsFile = chart + "/files/flags.txt"
+
+// knownFlags returns the flags of the chart's rangecache.
+func knownFlags(t *testing.T) []string {
+	t.Helper()
+	return strings.Fields(read(t, flagsFile))
+}
+
+// TestFlagsAreThoseOfTheProgram checks the list by which extraArgs are judged. With UPDATE_REFERENCE=1 it writes the list.
+func TestFlagsAreThoseOfTheProgram(t *testing.T) {
+	help, err := exec.Command(rangecacheBinary(), "--help").Output()
+	must(t, rangecacheBinary(), err)
+	var found []string
+	for _, match := range flag.FindAllStringSubmatch(string(help), -1) {
+		// These two end the program.
+		if name := match[1] + match[2]; name != "--help" && name != "--version" {
+			found = append(found, name)
+		}
+	}
+	slices.Sort(found)
+	found = slices.Compact(found)
+	if os.Getenv("UPDATE_REFERENCE") != "" {
+		must(t, flagsFile, os.WriteFile(flagsFile, []byte(strings.Join(found, "\n")+"\n"), 0o644))
+	} else if len(found) < 50 || !slices.Equal(found, knownFlags(t)) {
+		t.Errorf("%s is not what rangecache has: `make chart-reference` writes it again", flagsFile)
+	}
+}
+
+// TestExtraArgs checks that each flag of the program passes, that one is not taken for another, and that those of another version
+// are not judged.
+func TestExtraArgs(t *testing.T) {
+	for _, args := range []string{"extraArgs={--probe-interval=2s,--reuse-port}", "image.tag=2.0.0,extraArgs={--of-another-version=x}"} {
+		renderMode(t, "deployment", "--set", args)
+	}
+	if _, err := template(helms[0], "--values", modes(t)["deployment"], "--set", "image.tag="+cargoVersion(t)+",extraArgs={--probe}"); err == nil {
+		t.Error("a part of a flag is taken for it")
+	}
+}
+
+// TestExtraContainers checks that further containers run in the pod, behind rangecache, and names in it are resolved as the operator says.
+func TestExtraContainers(t *testing.T) {
+	settings := "dnsConfig.nameservers={10.0.0.10},hostAliases[0].ip=10.0.0.1,hostAliases[0].hostnames={etcd.example}"
+	for _, mode := range []string{"deployment", "daemonset"} {
+		spec := renderMode(t, mode, "--set", settings+",extraContainers[0].name=logs,extraContainers[0].image=logs:1").proxy.Spec
+		if containers := spec.Containers; len(containers) != 2 || containers[0].Name != "rangecache" || containers[1].Image != "logs:1" {
+			t.Errorf("%s: %v", mode, containers)
+		}
+	}
+	// The installer's check connects to etcd as the static pod does.
+	o := renderMode(t, "static-pod", "--set", settings)
+	for _, spec := range []corev1.PodSpec{o.proxy.Spec, o.daemonSet.Spec.Template.Spec, renderMode(t, "deployment", "--set", settings).proxy.Spec} {
+		if spec.DNSConfig == nil || spec.DNSConfig.Nameservers[0] != "10.0.0.10" || len(spec.HostAliases) != 1 || spec.HostAliases[0].Hostnames[0] != "etcd.example" {
+			t.Errorf("%v, %v", spec.DNSConfig, spec.HostAliases)
+		}
+	}
+}
 
 // sidecar returns the container in the chart's README, with its volumes.
 func sidecar(t *testing.T) *corev1.PodSpec {
@@ -540,9 +596,7 @@ func TestFlagsFile(t *testing.T) {
 
 // TestFlagsExist checks that rangecache has every flag that the chart uses.
 func TestFlagsExist(t *testing.T) {
-	help, err := exec.Command(rangecacheBinary(), "--help").Output()
-	must(t, rangecacheBinary(), err)
-	known := flag.FindAllString(string(help), -1)
+	known := knownFlags(t)
 	specs := map[string]corev1.Container{"the sidecar": sidecar(t).InitContainers[0]}
 	for mode := range modes(t) {
 		if pod := renderMode(t, mode).proxy; pod != nil {

@@ -5,6 +5,7 @@ mod reference;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use rangecache::diagnosis::{FindingId, ReportedBy, Severity};
 use rangecache_base::telemetry::outcome::{Outcome, Read};
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
@@ -98,6 +99,14 @@ fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
 
+/// Texts between backticks in the first cell of every row.
+fn first_cells(text: &str) -> BTreeSet<String> {
+    let cells = rows(text).into_iter().map(|mut row| row.swap_remove(0));
+    cells
+        .flat_map(|cell| quoted(&cell).into_iter().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
+}
+
 /// Names of all flags.
 fn flags() -> BTreeSet<String> {
     let command = rangecache::cli::command();
@@ -138,6 +147,11 @@ fn without_suffix(name: &str) -> &str {
         .unwrap_or(name)
 }
 
+/// Name of the metric in `row` of docs/reference/metrics.md, without its labels.
+fn metric_name(row: &[String]) -> &str {
+    quoted(&row[0])[0].split('{').next().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_is_documented_under_its_name() {
     let etcd = Etcd::start(Version::V3_7).await;
@@ -158,10 +172,8 @@ async fn every_metric_is_documented_under_its_name() {
         })
         .collect();
     let page = read("docs/reference/metrics.md");
-    let explained: BTreeSet<String> = rows(&page)
-        .iter()
-        .map(|row| quoted(&row[0])[0].to_owned())
-        .collect();
+    let rows = rows(&page);
+    let explained: BTreeSet<&str> = rows.iter().map(|row| metric_name(row)).collect();
     for name in served {
         assert!(
             explained.contains(name),
@@ -197,7 +209,7 @@ async fn every_counter_of_a_fresh_process_has_a_series() {
     let served = rangecache.metrics().await;
     let page = read("docs/reference/metrics.md");
     let rows = rows(&page);
-    let counters = rows.iter().map(|row| quoted(&row[0])[0]);
+    let counters = rows.iter().map(|row| metric_name(row));
     let counters: BTreeSet<&str> = counters.filter(|name| name.ends_with("_total")).collect();
     assert!(counters.len() > 40, "{counters:?}");
     for counter in &counters {
@@ -308,10 +320,7 @@ fn every_outcome_and_reason_is_explained() {
     let page = read("docs/consistency.md");
     let section = section(&page, "Outcomes and reasons");
     let (tables, _) = section.split_once("\n### ").unwrap();
-    let explained: BTreeSet<String> = rows(tables)
-        .iter()
-        .map(|row| quoted(&row[0])[0].to_owned())
-        .collect();
+    let explained = first_cells(tables);
     let outcomes = Outcome::all().map(|outcome| outcome.labels());
     let (outcomes, reasons): (BTreeSet<&str>, BTreeSet<&str>) = outcomes.unzip();
     let of_memory: BTreeSet<&str> = Read::ALL.iter().map(|read| read.as_str()).collect();
@@ -338,10 +347,7 @@ fn every_stream_fallback_reason_is_explained() {
     let page = read("docs/consistency.md");
     let (_, table) = page.split_once("\n### RangeStream fallback\n").unwrap();
     let (table, _) = table.split_once("\n### ").unwrap();
-    let explained: BTreeSet<String> = rows(table)
-        .iter()
-        .map(|row| quoted(&row[0])[0].to_owned())
-        .collect();
+    let explained = first_cells(table);
     // The labels of the two enums: arms that map a variant to a string.
     let labels: BTreeSet<String> = [
         "src/proxy/fallback/reason.rs",
@@ -371,11 +377,36 @@ fn faults_quote_existing_log_lines() {
     let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
     let rows = rows(section(&page, "Faults and their symptoms"));
     assert!(rows.len() > 15, "only {} faults were found", rows.len());
-    for row in rows.iter().filter(|row| row.len() == 5) {
+    for row in rows.iter().filter(|row| row.len() == 4) {
         for line in quoted(&row[2]).iter().filter(|text| text.contains(' ')) {
             assert!(source.contains(line), "{}: no code logs {line:?}", row[0]);
         }
     }
+}
+
+/// Names of all alerts.
+fn alerts() -> BTreeSet<String> {
+    let rules = read("charts/rangecache/files/alerts.yaml");
+    let names = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    names.map(str::to_owned).collect()
+}
+
+/// The page and `rangecache status` say what an alert says, and what they ask to be done has an alert.
+#[test]
+fn every_alert_has_a_finding_and_every_finding_that_asks_for_action_has_an_alert() {
+    let of_process = |id: &&FindingId| id.reported_by().contains(&ReportedBy::Status);
+    let mut found = BTreeSet::new();
+    for id in FindingId::ALL.iter().filter(of_process) {
+        let asks_for_action = id
+            .severities()
+            .iter()
+            .any(|severity| *severity >= Severity::Warning);
+        assert!(!asks_for_action || !id.alerts().is_empty(), "{id:?} has no alert");
+        found.extend(id.alerts().iter().map(|alert| (*alert).to_owned()));
+    }
+    assert_eq!(found, alerts(), "left: alerts of findings; right: the chart's");
 }
 
 #[test]
@@ -386,11 +417,8 @@ fn every_alert_has_a_runbook() {
         .filter_map(|line| line.strip_prefix("## "))
         .filter(|heading| heading.starts_with("Rangecache"))
         .collect();
-    let rules = read("charts/rangecache/files/alerts.yaml");
-    let alerts: BTreeSet<&str> = rules
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "))
-        .collect();
+    let alerts = alerts();
+    let alerts: BTreeSet<&str> = alerts.iter().map(String::as_str).collect();
     assert!(alerts.len() > 10, "{alerts:?}");
     assert_eq!(explained, alerts);
 }
@@ -511,48 +539,50 @@ fn is_test(name: &str, sources: &str) -> bool {
 }
 
 #[test]
-fn every_threat_has_a_defence_and_tests_that_exist() {
-    let page = read("docs/security.md");
+fn every_rule_names_tests_that_exist() {
+    let page = read("docs/reference/tests.md");
     let sources = sources();
-    let mut threats = 0;
-    for table in page.split("| threat | defence | test").skip(1) {
-        // Skips the rest of the heading, then takes the rows.
-        let table: Vec<&str> = table
-            .lines()
-            .skip(2)
-            .take_while(|line| line.starts_with('|'))
-            .collect();
-        for row in rows(&table.join("\n")) {
-            threats += 1;
-            let [threat, defence, tests] = row.as_slice() else {
-                panic!("three cells: {row:?}");
-            };
-            assert!(!defence.is_empty(), "no defence: {threat}");
-            let named = quoted(tests);
-            assert!(!named.is_empty(), "no test: {threat}");
-            for name in named {
-                assert!(is_test(name, &sources), "{threat}: there is no test {name}");
-            }
+    for row in rows(&page) {
+        let [rule, tests] = row.as_slice() else {
+            panic!("two cells: {row:?}");
+        };
+        let named = quoted(tests);
+        assert!(!named.is_empty(), "no test: {rule}");
+        for name in named {
+            assert!(is_test(name, &sources), "{rule}: there is no test {name}");
         }
     }
-    assert!(threats > 20, "only {threats} threats were found");
 }
 
+/// Every threat has a defence, every invariant a place in the source, and docs/reference/tests.md has tests of each and of no other.
 #[test]
-fn every_invariant_names_tests_that_exist() {
-    let page = read("docs/architecture.md");
-    let sources = sources();
-    for row in rows(section(&page, "Invariants")) {
-        let (held, tests) = (&row[row.len() - 2], &row[row.len() - 1]);
-        for path in quoted(held).iter().filter(|name| name.ends_with(".rs")) {
-            assert!(is_source(path), "{path} does not exist");
+fn every_invariant_and_every_threat_has_tests() {
+    let tests = read("docs/reference/tests.md");
+    let is_number =
+        |name: &str| name.starts_with(['I', 'S', 'W']) && name[1..].starts_with(|c: char| c.is_ascii_digit());
+    for (path, heading) in [
+        ("docs/architecture.md", "Invariants"),
+        ("docs/security.md", "Threats"),
+    ] {
+        let mut stated = rows(&read(path));
+        stated.retain(|row| is_number(&row[0]));
+        for row in &stated {
+            let [number, rule, kept] = row.as_slice() else {
+                panic!("three cells: {row:?}");
+            };
+            assert!(!kept.is_empty(), "{number}: no defence, or no place: {rule}");
+            for path in quoted(kept).iter().filter(|name| name.ends_with(".rs")) {
+                assert!(is_source(path), "{number}: {path} does not exist");
+            }
         }
-        for name in quoted(tests)
-            .iter()
-            .filter(|name| name.contains("::") || name.contains('/'))
-        {
-            assert!(is_test(name, &sources), "{}: there is no test {name}", row[1]);
-        }
+        let numbers = |rows: &[Vec<String>]| rows.iter().map(|row| row[0].clone()).collect::<Vec<_>>();
+        let tested = rows(section(&tests, heading));
+        assert!(tested.len() > 20, "only {} rules were found", tested.len());
+        assert_eq!(
+            numbers(&stated),
+            numbers(&tested),
+            "{path}, and docs/reference/tests.md"
+        );
     }
 }
 

@@ -25,7 +25,7 @@ const (
 
 // expected are the tests that see differences, and what they say. Some count watches at etcd: rangecache has one of its own
 // there, and the clients' watches only until its mirror is loaded. The others see what responses from memory hold
-// (docs/consistency.md, "Watches from memory").
+// (docs/consistency.md, "Watches").
 var expected = map[string]string{
 	"watch/TestV3WatchCloseCancelRace":            "expected 0 watch, got 1",
 	"watch/TestV3WatchCancellation":               "expected 1 watch, got 2",

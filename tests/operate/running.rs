@@ -66,6 +66,16 @@ async fn running_rangecache_is_asked_and_does_what_it_is_told() {
     assert_eq!(rangecache.metrics().await.sum("rangecache_forward_all"), 1.0);
     let printed = text(&ask(&["status"], &url).await.stdout);
     assert!(printed.contains("warn memory is switched off"), "{printed}");
+    assert!(
+        printed.contains(": ready, but nothing is answered from memory"),
+        "{printed}"
+    );
+    let health = ask(&["health", "--ready"], &url).await;
+    assert_eq!(health.status.code(), Some(1), "{health:?}");
+    assert!(
+        text(&health.stdout).contains("nothing is answered from memory"),
+        "{health:?}"
+    );
     assert_eq!(ask(&["ctl", "use-memory"], &url).await.status.code(), Some(0));
     assert_eq!(rangecache.metrics().await.sum("rangecache_forward_all"), 0.0);
 
@@ -76,6 +86,13 @@ async fn running_rangecache_is_asked_and_does_what_it_is_told() {
     let refused = ask(&["ctl", "reload"], &url).await;
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stdout).contains("error"), "{refused:?}");
+    let told = async || {
+        let printed = text(&ask(&["status"], &url).await.stdout);
+        printed
+            .contains("warn the flags could not be reloaded")
+            .then_some(())
+    };
+    testkit::wait::until(SOON, "the status has what its alert says", told).await;
 
     etcd.stop();
     let bad = async || {

@@ -1,5 +1,5 @@
 //! The whole of rangecache in one process with clients and a model of an etcd cluster: connections are simulated, time is
-//! paused, and every random choice comes from a seed. See docs/simulation.md.
+//! paused, and every random choice comes from a seed. See its README.md.
 
 #![cfg(all(target_os = "linux", debug_assertions))]
 #![allow(

@@ -33,7 +33,7 @@ pub async fn restore(world: &World) {
             state.term = 1 + chance.below(20) as u64;
             history.begin_cluster(state.term, chance.below(60) as u64);
         } else {
-            // The newest events are all that shows such a restore: docs/consistency.md says what follows without them.
+            // The newest events are all that shows such a restore: docs/architecture.md says what follows without them.
             history.compactable = history.newest().revision;
         }
         let (from, to) = (state.history().newest(), history.newest());

@@ -38,6 +38,21 @@ cannot be replaced.
 {{- mergeOverwrite $labels .root.Values.commonLabels (default dict .labels) $selecting | toYaml -}}
 {{- end -}}
 
+{{- /*
+Name, namespace, labels and annotations of an object. Takes the dict of labels with suffix, which follows the release's name, or name
+instead of both, and annotations, which the operator gives to this object alone.
+*/ -}}
+{{- define "rangecache.metadata" -}}
+name: {{ default (printf "%s%s" (include "rangecache.fullname" .root) (default "" .suffix)) .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  {{- include "rangecache.labels" . | nindent 2 }}
+{{- with mergeOverwrite (dict) .root.Values.commonAnnotations (default dict .annotations) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- /* Labels of a pod, without versions, which would replace pods that are equal otherwise. Takes the same dict. */ -}}
 {{- define "rangecache.podLabels" -}}
 {{- omit (include "rangecache.labels" . | fromYaml) "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "helm.sh/chart" | toYaml -}}
@@ -117,10 +132,14 @@ least the buffers, 256Mi for the program and watches (64Mi), and an eighth of th
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{- define "rangecache.revisionHistoryLimit" -}}
-{{- if not (kindIs "invalid" .Values.revisionHistoryLimit) -}}
-revisionHistoryLimit: {{ int64 .Values.revisionHistoryLimit }}
-{{- end -}}
+{{- /* Numbers of a Deployment or DaemonSet that are not Kubernetes' defaults. */ -}}
+{{- define "rangecache.rollout" -}}
+{{- range $field := list "minReadySeconds" "revisionHistoryLimit" }}
+{{- $value := get $.Values $field }}
+{{- if not (kindIs "invalid" $value) }}
+{{ $field }}: {{ int64 $value }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{- /* One node after another, each warm before the next: a cold cache reads everything from etcd once. */ -}}
@@ -132,8 +151,22 @@ revisionHistoryLimit: {{ int64 .Values.revisionHistoryLimit }}
 {{- if ne .Values.mode "deployment" -}}true{{- end -}}
 {{- end -}}
 
-{{- define "rangecache.metricsHost" -}}
+{{- /* Where Prometheus finds the metrics. */ -}}
+{{- define "rangecache.scrapedHost" -}}
 {{- default (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "deployment")) .Values.metrics.host -}}
+{{- end -}}
+
+{{- define "rangecache.scrapedPort" -}}
+{{- ternary "metrics-tls" "metrics" (not (not .Values.metrics.tlsPort)) -}}
+{{- end -}}
+
+{{- /* Where the metrics are served in plaintext: beside TLS for the kubelet alone, which asks the pod's address or the host's loopback. */ -}}
+{{- define "rangecache.metricsHost" -}}
+{{- if and .Values.metrics.tlsPort (include "rangecache.hostNetwork" .) -}}
+127.0.0.1
+{{- else -}}
+{{- include "rangecache.scrapedHost" . -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rangecache.listenerHost" -}}
@@ -223,9 +256,16 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 https://github.com/rangecache/rangecache/blob/v{{ .Chart.AppVersion }}
 {{- end -}}
 
-{{- /* How a monitor scrapes an endpoint. Takes a dict of monitor, its values, and relabelings, those before the operator's. */ -}}
+{{- /* How a monitor scrapes an endpoint. Takes a dict of root, monitor, its values, and relabelings, those before the operator's. */ -}}
 {{- define "rangecache.scrape" -}}
 interval: {{ .monitor.interval }}
+{{- with default (ternary "https" "" (not (not .root.Values.metrics.tlsPort))) .monitor.scheme }}
+scheme: {{ . }}
+{{- end }}
+{{- with .monitor.tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .monitor.scrapeTimeout }}
 scrapeTimeout: {{ . }}
 {{- end }}

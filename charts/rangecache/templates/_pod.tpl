@@ -1,7 +1,7 @@
 {{- /* rangecache's pod, the same in every mode. Takes the root; gives the spec. */ -}}
 {{- define "rangecache.podSpec" -}}
 {{- $host := include "rangecache.hostNetwork" . -}}
-{{- include "rangecache.refuseReferences" . -}}
+{{- include "rangecache.refuse" . -}}
 {{- $static := eq .Values.mode "static-pod" -}}
 {{- $deployment := eq .Values.mode "deployment" -}}
 {{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
@@ -19,6 +19,9 @@ enableServiceLinks: false
 hostNetwork: true
 # etcd's names are resolved like the node's, without the cluster's DNS, which needs the apiserver.
 dnsPolicy: Default
+{{- end }}
+{{- with include "rangecache.nameResolution" . }}
+{{- . | trim | nindent 0 }}
 {{- end }}
 {{- with default (ternary "" "system-node-critical" $deployment) .Values.priorityClassName }}
 priorityClassName: {{ . }}
@@ -53,6 +56,10 @@ containers:
       {{- end }}
       - name: metrics
         containerPort: {{ .Values.metrics.port }}
+      {{- with .Values.metrics.tlsPort }}
+      - name: metrics-tls
+        containerPort: {{ . }}
+      {{- end }}
     {{- end }}
     {{- with $preStop }}
     lifecycle:
@@ -80,6 +87,9 @@ containers:
     volumeMounts:
       {{- toYaml . | nindent 6 }}
     {{- end }}
+  {{- with .Values.extraContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- with include "rangecache.volumes" . | fromYamlArray }}
 volumes:
   {{- toYaml . | nindent 2 }}
@@ -212,9 +222,60 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end }}
 {{- end -}}
 
+{{- /* Hosts' names, and DNS, as the operator sets them. */ -}}
+{{- define "rangecache.nameResolution" -}}
+{{- range $field := list "dnsConfig" "hostAliases" }}
+{{- with get $.Values $field }}
+{{ $field }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Values that are valid alone, and that a kubelet, the apiserver or rangecache would refuse together. */ -}}
+{{- define "rangecache.refuse" -}}
+{{- $ports := dict -}}
+{{- range $name, $port := dict "listener.port" .Values.listener.port "listener.readOnlyPort" .Values.listener.readOnlyPort "metrics.port" .Values.metrics.port "metrics.tlsPort" .Values.metrics.tlsPort -}}
+{{- with $port -}}
+{{- $key := int64 . | toString -}}
+{{- with get $ports $key -}}
+{{- fail (printf "%s and %s are both %s: they must differ" . $name $key) -}}
+{{- end -}}
+{{- $_ := set $ports $key $name -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.metrics.tlsPort (eq (include "rangecache.listenerTls" . | fromJson).kind "none") -}}
+{{- fail "metrics.tlsPort has the listener's certificate: set listener.tls.secretName or listener.tls.hostPath" -}}
+{{- end -}}
+{{- /* The flags of another version are not known here. */ -}}
+{{- if has .Values.image.tag (list "" .Chart.AppVersion) -}}
+{{- $flags := .Files.Get "files/flags.txt" | splitList "\n" -}}
+{{- range .Values.extraArgs -}}
+{{- if not (has (splitList "=" . | first) $flags) -}}
+{{- fail (printf "extraArgs: rangecache %s has no flag %s" $.Chart.AppVersion (splitList "=" . | first)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq .Values.mode "deployment" -}}
+{{- $service := .Values.service -}}
+{{- if and (has "IPv6" $service.ipFamilies) (not (and (contains ":" (include "rangecache.listenerHost" .)) (contains ":" (include "rangecache.scrapedHost" .)))) -}}
+{{- fail "service.ipFamilies has IPv6: set listener.host and metrics.host to `::`, because rangecache listens on IPv4 alone by default" -}}
+{{- end -}}
+{{- range $field, $types := dict "externalTrafficPolicy" (list "NodePort" "LoadBalancer") "loadBalancerClass" (list "LoadBalancer") "loadBalancerSourceRanges" (list "LoadBalancer") -}}
+{{- if and (get $service $field) (not (has $service.type $types)) -}}
+{{- fail (printf "service.%s is of a Service of type %s: service.type is %s" $field (join " or " $types) $service.type) -}}
+{{- end -}}
+{{- end -}}
+{{- $least := .Values.podDisruptionBudget.minAvailable -}}
+{{- if and (not (kindIs "invalid" $least)) (or (eq (toString $least) "100%") (and (not (kindIs "string" $least)) (ge (int64 $least) (int64 .Values.deployment.replicas)))) -}}
+{{- fail (printf "podDisruptionBudget.minAvailable is %v of deployment.replicas=%v: no node could be drained" $least .Values.deployment.replicas) -}}
+{{- end -}}
+{{- end -}}
 {{- /* The kubelet runs a static pod without the apiserver, so that it refuses references to objects. */ -}}
-{{- define "rangecache.refuseReferences" -}}
 {{- if eq .Values.mode "static-pod" -}}
+{{- if .Values.extraContainers -}}
+{{- fail "extraContainers: a static pod is rangecache alone, which an apiserver waits for; run them in a pod of their own" -}}
+{{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if hasKey . "valueFrom" -}}
 {{- if or (hasKey .valueFrom "secretKeyRef") (hasKey .valueFrom "configMapKeyRef") -}}
@@ -267,9 +328,6 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- end }}
 - --listen-client-urls={{ include "rangecache.clientUrl" . }}
 {{- with .Values.listener.readOnlyPort }}
-{{- if or (eq (int64 .) (int64 $.Values.listener.port)) (eq (int64 .) (int64 $.Values.metrics.port)) }}
-{{- fail "listener.readOnlyPort must differ from listener.port and metrics.port" }}
-{{- end }}
 - --read-only-listen-client-urls={{ include "rangecache.listenerUrl" (dict "root" $ "port" .) }}
 {{- end }}
 {{- if ne $listener.kind "none" }}
@@ -285,7 +343,12 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
 {{- else if not (include "rangecache.isLoopback" (include "rangecache.listenerHost" .)) }}
 - --allow-plaintext-listener
 {{- end }}
-- --listen-metrics-urls=http://{{ include "rangecache.urlHost" (include "rangecache.metricsHost" .) }}:{{ .Values.metrics.port }}
+{{- /* The installer asks the first one. */}}
+{{- $metrics := list (printf "http://%s:%v" (include "rangecache.urlHost" (include "rangecache.metricsHost" .)) .Values.metrics.port) }}
+{{- with .Values.metrics.tlsPort }}
+{{- $metrics = append $metrics (printf "https://%s:%v" (include "rangecache.urlHost" (include "rangecache.scrapedHost" $)) .) }}
+{{- end }}
+- --listen-metrics-urls={{ join "," $metrics }}
 {{- with include "rangecache.hosts" . }}
 - {{ printf "--host-whitelist=%s" . | quote }}
 {{- end }}

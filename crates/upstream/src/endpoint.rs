@@ -290,7 +290,7 @@ impl Endpoint {
         if was_healthy && !healthy {
             *self.unhealthy_since.lock() = Some(Instant::now());
             tracing::warn!(endpoint = %self.url,
-                "this member does not serve, has no leader or does not vote; preferring other endpoints");
+                "this member does not serve, has no leader or does not vote; others are preferred, if there are any");
         } else if healthy && let Some(since) = self.unhealthy_since.lock().take() {
             tracing::info!(endpoint = %self.url, seconds = since.elapsed().as_secs_f64(), "this member serves again");
         }

@@ -3,20 +3,30 @@
 use maud::{Markup, html};
 
 use super::parts::{Section, time_of};
-use crate::admin::status::changes::ChangeStatus;
+use crate::diagnosis::format::counted;
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
 use rangecache_upstream::EndpointSource;
 
 /// Changes that are shown without opening the rest.
 const SHOWN: usize = 6;
 
-/// The newest changes; `now` is the time of the status.
-pub(super) fn changes(changes: &[ChangeStatus], now: &str) -> Option<Section> {
-    let (shown, more) = changes.split_at(changes.len().min(SHOWN));
-    let list = |changes: &[ChangeStatus]| {
-        html! { ol.changes { @for change in changes { (item(change, now)) } } }
+/// The newest changes; `now` is the time of the status. Of a member that comes and goes the newest one stands for all.
+pub(super) fn changes(changes: &[StateChange], now: &str) -> Option<Section> {
+    let mut groups: Vec<(&StateChange, Vec<&StateChange>)> = Vec::new();
+    for change in changes {
+        let same = groups.iter_mut().find(|(newest, _)| {
+            is_of_member(newest) && is_of_member(change) && newest.subject == change.subject
+        });
+        match same {
+            Some((_, earlier)) => earlier.push(change),
+            None => groups.push((change, Vec::new())),
+        }
+    }
+    let (shown, more) = groups.split_at(groups.len().min(SHOWN));
+    let list = |groups: &[(&StateChange, Vec<&StateChange>)]| {
+        html! { ol.changes { @for (newest, earlier) in groups { (item(newest, earlier, now)) } } }
     };
     let content = html! {
         (list(shown))
@@ -27,19 +37,27 @@ pub(super) fn changes(changes: &[ChangeStatus], now: &str) -> Option<Section> {
     (!changes.is_empty()).then(|| Section::new("changes", "What changed last", content))
 }
 
-fn item(change: &ChangeStatus, now: &str) -> Markup {
+fn is_of_member(change: &StateChange) -> bool {
+    use ChangeKind::{MemberHealthy, MemberLost, MemberUnhealthy};
+    matches!(change.kind, MemberHealthy | MemberUnhealthy | MemberLost)
+}
+
+fn item(change: &StateChange, earlier: &[&StateChange], now: &str) -> Markup {
     let (class, text) = describe(change);
     html! {
         li {
-            (time_of(&change.at, now)) " "
+            (time_of(change.at, now)) " "
             @if !change.subject.is_empty() { code { (change.subject) } " " }
             span class={ "state " (class) } { (text) }
+            @if let Some(first) = earlier.last() {
+                " after " (counted(earlier.len() as u64, "change")) " since " (time_of(first.at, now))
+            }
         }
     }
 }
 
 /// Class of the colour, and the change in words.
-fn describe(change: &ChangeStatus) -> (&'static str, String) {
+fn describe(change: &StateChange) -> (&'static str, String) {
     let details = &change.details;
     match change.kind {
         ChangeKind::MirrorInService => ("good", format!("in service at {details}")),
@@ -65,13 +83,15 @@ fn describe(change: &ChangeStatus) -> (&'static str, String) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::*;
 
-    const NOW: &str = "2026-01-02T12:00:00Z";
+    const NOW: &str = "1970-01-02T12:00:00Z";
 
-    fn change(kind: ChangeKind, subject: &str, details: &str) -> ChangeStatus {
-        ChangeStatus {
-            at: "2026-01-02T11:59:58Z".to_owned(),
+    fn change(kind: ChangeKind, subject: &str, details: &str) -> StateChange {
+        StateChange {
+            at: SystemTime::UNIX_EPOCH + Duration::from_secs(2 * 86_400 - 43_202),
             kind,
             subject: subject.to_owned(),
             details: details.to_owned(),
@@ -96,10 +116,28 @@ mod tests {
         }
         assert!(!html.contains("earlier"), "{html}");
         let many: Vec<_> = (0..8)
-            .map(|_| change(ChangeKind::MemberLost, "http://etcd", ""))
+            .map(|n| change(ChangeKind::MirrorInService, &format!("/{n}/"), "revision 7"))
             .collect();
         let html = changes(&many, NOW).unwrap().render_whole();
         assert!(html.contains("2 earlier"), "{html}");
         assert!(changes(&[], NOW).is_none());
+    }
+
+    #[test]
+    fn member_that_comes_and_goes_takes_one_line() {
+        let mut all: Vec<_> = [ChangeKind::MemberLost, ChangeKind::MemberHealthy]
+            .repeat(8)
+            .iter()
+            .map(|kind| change(*kind, "http://etcd", ""))
+            .collect();
+        all.insert(3, change(ChangeKind::MemberHealthy, "http://other", ""));
+        all.push(change(ChangeKind::MemoryOff, "", ""));
+        let html = changes(&all, NOW).unwrap().render_whole();
+        assert_eq!(html.matches("<li>").count(), 3, "{html}");
+        assert!(
+            html.contains("connection lost</span> after 15 changes since"),
+            "{html}"
+        );
+        assert!(!html.contains("earlier"), "{html}");
     }
 }

@@ -6,9 +6,8 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::charts::{self, Layer};
-use super::parts::plot;
+use super::parts::{key, plot};
 use crate::admin::status::model::{Latency, Reads};
-use crate::admin::status::reads::latency;
 use crate::admin::status::samples::{ReadLatency, ReadSample};
 use crate::diagnosis::format::duration;
 use rangecache_base::telemetry::metrics::LatencyCounts;
@@ -30,21 +29,12 @@ pub(super) fn latencies(reads: &Reads, samples: &[Arc<ReadSample>]) -> Markup {
                 div {
                     h3 { "Latency of reads " (title) }
                     ul.legend {
-                        (key(&format!("{class} p50"), "p50", now.map(|now| now.p50_seconds)))
-                        (key(&format!("{class} p99"), "p99", now.map(|now| now.p99_seconds)))
+                        (key(&format!("{class} p50"), "p50", None, &seconds(now.map(|now| now.p50_seconds))))
+                        (key(&format!("{class} p99"), "p99", None, &seconds(now.map(|now| now.p99_seconds))))
                     }
                     (chart(title, class, samples, counts))
                 }
             }
-        }
-    }
-}
-
-fn key(class: &str, title: &str, value: Option<f64>) -> Markup {
-    html! {
-        li {
-            span class={ "key " (class) } aria-hidden="true" {}
-            (title) " " b { (seconds(value)) }
         }
     }
 }
@@ -77,7 +67,7 @@ fn chart(
 }
 
 fn of(samples: &[Arc<ReadSample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Option<Latency> {
-    latency(samples, |added| counts(&added.latency))
+    Latency::of(samples, |added| counts(&added.latency))
 }
 
 /// Titles of the columns in a table of the figures.

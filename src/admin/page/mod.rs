@@ -6,11 +6,9 @@
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `latency` | time that reads take |
 //! | `changes` | what has changed last |
-//! | `calls` | gRPC calls by code |
 //! | `state` | mirrors, endpoints, bounds and gates |
 //! | `watches` | open watches: what serves them, and the slowest |
-//! | `clients` | clients: who they are, and what they cost |
-//! | `prefixes` | prefixes that cost most |
+//! | `tables` | gRPC calls by code, prefixes that cost most, clients and what they cost |
 //! | `about` | the process, its certificates and its flags |
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
@@ -19,15 +17,13 @@
 //! parts (I10). Names and user agents of clients are their own. Every text is escaped, by `maud`.
 
 mod about;
-mod calls;
 mod changes;
 mod charts;
-mod clients;
 mod latency;
 mod parts;
-mod prefixes;
 mod reads;
 mod state;
+mod tables;
 mod watches;
 
 use std::time::Duration;
@@ -36,7 +32,7 @@ use maud::{Markup, html};
 
 use super::status::model::Status;
 use crate::diagnosis::format::{counted, long};
-use crate::diagnosis::{Finding, Severity};
+use crate::diagnosis::{Finding, FindingId, Severity};
 use parts::{Flags, Section, links, remedy, time};
 
 /// Style, at `/page.css`.
@@ -63,9 +59,9 @@ pub(super) fn render(status: &Status) -> String {
         reads::slowest(&status.slowest),
         Some(state::mirrors(status)),
         Some(watches::watches(status)),
-        calls::calls(status),
-        prefixes::prefixes(&status.prefixes),
-        clients::clients(&status.clients),
+        tables::calls(status),
+        tables::prefixes(&status.prefixes),
+        tables::clients(&status.clients),
         Some(state::endpoints(&status.endpoints)),
         Some(state::budgets(&status.budgets)),
         Some(state::gates(&status.gates)),
@@ -108,6 +104,10 @@ fn heading(status: &Status) -> Markup {
     let (severity, verdict) = verdict(status);
     let mirrors = status.mirrors.iter();
     let in_service = mirrors.filter(|mirror| mirror.reason.is_none()).count();
+    let nothing = status
+        .findings
+        .iter()
+        .any(|finding| finding.id == FindingId::AnswersNothing);
     let mirrors = match (in_service, status.mirrors.len()) {
         (1, 1) => "The mirror is in service.".to_owned(),
         (0, 1) => "The mirror is out of service.".to_owned(),
@@ -117,7 +117,7 @@ fn heading(status: &Status) -> Markup {
     };
     html! {
         section #headline class={ "headline " (severity.as_str()) } {
-            p role="status" { strong { (verdict) "." } " " (mirrors) }
+            p role="status" { strong { (verdict) "." } @if nothing { " Nothing is answered from memory." } " " (mirrors) }
             p.quiet {
                 "rangecache " (status.version) " (commit " code { (status.commit) } ") on " b { (status.host) } " for "
                 @for (index, url) in status.client_urls.iter().enumerate() {
@@ -161,21 +161,18 @@ fn sign(severity: Severity) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use crate::admin::memory::MirrorMemory;
-    use crate::admin::status::changes::ChangeStatus;
-    use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
-        Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
-        OutcomeCount, Phase, Reads, Samples, SlowCall, StreamCount, WatchStatus,
+        Budget, CertificateStatus, ClientStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency,
+        MirrorStatus, OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
-    use crate::diagnosis::FindingId;
-    use rangecache_base::telemetry::state_changes::ChangeKind;
+    use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
     use rangecache_base::telemetry::{Outcome, Reason};
     use rangecache_upstream::EndpointPeer;
-
-    use crate::admin::process::ProcessStatus;
 
     const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
 
@@ -187,9 +184,7 @@ mod tests {
             at: "2026-01-01T12:34:56Z".to_owned(),
             uptime_seconds: 61,
             host: "node-1".to_owned(),
-            pod: None,
             client_urls: vec!["http://127.0.0.1:23790".to_owned()],
-            process: ProcessStatus::default(),
             certificates: vec![CertificateStatus {
                 side: "clients",
                 flag: "cert-file",
@@ -203,8 +198,8 @@ mod tests {
             ready: true,
             forward_all: false,
             findings: vec![Finding::new(FindingId::MirrorEmpty, "title").with_meaning("Raise --a-b.")],
-            changes: vec![ChangeStatus {
-                at: "2026-01-01T12:00:00Z".to_owned(),
+            changes: vec![StateChange {
+                at: SystemTime::UNIX_EPOCH,
                 kind: ChangeKind::MirrorInService,
                 subject: HOSTILE.to_owned(),
                 details: "revision 7".to_owned(),
@@ -287,7 +282,6 @@ mod tests {
                 behind_revisions: 6,
                 ..WatchStatus::default()
             },
-            prefixes: Vec::new(),
             clients: vec![ClientStatus {
                 kind: "certificate",
                 name: HOSTILE.to_owned(),
@@ -329,6 +323,7 @@ mod tests {
                 severity: Severity::Note,
                 state: "off".to_owned(),
                 meaning: "Meaning.",
+                finding: None,
             }],
             budgets: vec![Budget {
                 name: "Memory".to_owned(),
@@ -338,23 +333,9 @@ mod tests {
                 limit: 2048,
                 ratio: 0.5,
                 at_limit: "",
-                is_meant_to_fill: false,
+                alarm_ratio: Some(0.9),
             }],
-            samples: Samples {
-                interval_seconds: 5,
-                reads_from_memory: Vec::new(),
-                reads_after_a_wait: Vec::new(),
-                reads_by_etcd: Vec::new(),
-                reads_failed: Vec::new(),
-                reads_refused_or_cancelled: Vec::new(),
-                other_calls: Vec::new(),
-                events: Vec::new(),
-                quorum_checks: Vec::new(),
-                latency_from_memory: Vec::new(),
-                latency_by_etcd: Vec::new(),
-                open_watches: Vec::new(),
-                all: Vec::new(),
-            },
+            ..Status::default()
         }
     }
 

@@ -1,5 +1,7 @@
 //! Parts that several sections of the page share.
 
+use std::time::SystemTime;
+
 use maud::{Markup, PreEscaped, Render, html};
 
 use super::charts::Chart;
@@ -42,12 +44,13 @@ pub(super) fn time(at: &str, class: &str) -> Markup {
     html! { time class=(class) datetime=(at) { (clock) " UTC" } }
 }
 
-/// Time of `at`, with its date unless that is the date of `now`; both are RFC 3339, in whole seconds, UTC.
-pub(super) fn time_of(at: &str, now: &str) -> Markup {
+/// Time of `at`, with its date unless that is the date of `now`, which is RFC 3339, in whole seconds, UTC.
+pub(super) fn time_of(at: SystemTime, now: &str) -> Markup {
+    let at = humantime::format_rfc3339_seconds(at).to_string();
     let date = |time: &str| time.split_once('T').map(|(date, _)| date.to_owned());
     html! {
-        @if date(at) != date(now) { (date(at).unwrap_or_default()) " " }
-        (time(at, ""))
+        @if date(&at) != date(now) { (date(&at).unwrap_or_default()) " " }
+        (time(&at, ""))
     }
 }
 
@@ -107,6 +110,16 @@ pub(super) fn table(label: &str, titles: impl IntoIterator<Item = &'static str>,
     }
 }
 
+/// Item of a legend: the colour of `class`, its title, and a value, which may have an `id`.
+pub(super) fn key(class: &str, title: &str, id: Option<&str>, value: &str) -> Markup {
+    html! {
+        li {
+            span class={ "key " (class) } aria-hidden="true" {}
+            (title) " " b id=[id] { (value) }
+        }
+    }
+}
+
 /// Links to the sections.
 pub(super) fn links(sections: &[Section]) -> Markup {
     html! {
@@ -147,7 +160,10 @@ mod tests {
 
     #[test]
     fn time_of_another_day_has_its_date() {
-        let text = |at: &str| time_of(at, "2026-01-02T00:00:05Z").into_string();
+        let text = |at: &str| {
+            let at = humantime::parse_rfc3339(at).unwrap();
+            time_of(at, "2026-01-02T00:00:05Z").into_string()
+        };
         assert!(text("2026-01-01T23:59:58Z").starts_with("2026-01-01 <time"));
         assert!(text("2026-01-02T00:00:01Z").starts_with("<time"));
     }

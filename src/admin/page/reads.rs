@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, html};
 
 use super::charts::{self, Layer};
 use super::latency;
-use super::parts::{Flags, Section, percent, plot, remedy, table, time};
+use super::parts::{Flags, Section, key, percent, plot, remedy, table, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
@@ -24,7 +24,7 @@ const SAMPLES_PER_MINUTE: usize = 12;
 
 pub(super) fn reads(status: &Status) -> Section {
     let reads = &status.reads;
-    let all = &status.samples.all;
+    let all = &status.samples.0;
     let ratio = reads.memory_ratio_last_minute.map_or("–".to_owned(), percent);
     let window = long(window(status));
     let per_check = reads.per_quorum_check.map_or("–".to_owned(), rate);
@@ -69,11 +69,8 @@ pub(super) fn reads(status: &Status) -> Section {
         (chart(&layers, "Reads per second, by source"))
         ul.legend {
             @for source in OutcomeClass::ALL {
-                li {
-                    span class={ "key " (source.as_str()) } aria-hidden="true" {}
-                    (source.title()) " "
-                    b { (count(all.iter().map(|sample| sample.added.by_source(source)).sum())) }
-                }
+                @let reads = count(all.iter().map(|sample| sample.added.by_source(source)).sum());
+                (key(source.as_str(), source.title(), None, &reads))
             }
         }
         (latency::latencies(reads, all))
@@ -266,11 +263,7 @@ fn slow_call(call: &SlowCall, longest_seconds: f64) -> Markup {
             (PreEscaped(charts::parts(&phases)))
             ul.phases {
                 @for phase in &call.phases {
-                    li {
-                        span class={ "key " (phase.name) } aria-hidden="true" {}
-                        (phase.title()) " "
-                        b { (duration(Duration::from_secs_f64(phase.seconds))) }
-                    }
+                    (key(phase.name, phase.title(), None, &duration(Duration::from_secs_f64(phase.seconds))))
                 }
             }
         }

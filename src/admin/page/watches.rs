@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::charts::{self, Layer};
-use super::parts::{Section, plot};
+use super::parts::{Section, key, plot};
 use super::state::pair;
 use crate::admin::status::model::{Status, WatchStatus};
 use crate::admin::status::samples::OpenWatches;
@@ -17,9 +17,9 @@ pub(super) fn watches(status: &Status) -> Section {
         class,
         values: status
             .samples
-            .open_watches
+            .0
             .iter()
-            .map(|open| as_height(of(*open)))
+            .map(|sample| as_height(of(sample.added.watches)))
             .collect(),
     };
     let layers = [
@@ -29,15 +29,8 @@ pub(super) fn watches(status: &Status) -> Section {
     let content = html! {
         p.quiet { "Open watch streams, by what serves them." }
         ul.legend {
-            @for (class, title, open) in [
-                ("memory", "from memory", watches.open.memory),
-                ("etcd", "by etcd", watches.open.etcd),
-            ] {
-                li {
-                    span class={ "key " (class) } aria-hidden="true" {}
-                    (title) " " b id={ "watches-" (class) } { (count(open)) }
-                }
-            }
+            (key("memory", "from memory", Some("watches-memory"), &count(watches.open.memory)))
+            (key("etcd", "by etcd", Some("watches-etcd"), &count(watches.open.etcd)))
         }
         (plot(&charts::stacked(&layers, "Open watch streams, by what serves them"), rate))
         (details(watches))

@@ -1,13 +1,9 @@
 //! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a
 //! mirror or a read waits for.
 
-pub(super) mod certificates;
-pub(super) mod changes;
-pub(super) mod clients;
 pub(super) mod model;
 pub(super) mod reads;
 pub(super) mod samples;
-mod slowest;
 
 use std::time::SystemTime;
 
@@ -18,18 +14,21 @@ use super::memory::MirrorMemory;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::FlagOrigin;
-use certificates::certificates;
-use clients::ClientStatus;
 use model::{
-    AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Status, StreamCount, WatchStatus,
+    AdoptedStatus, ClientStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status,
+    StreamCount, Unlisted, WatchStatus,
 };
 use rangecache_base::memory;
-use rangecache_base::telemetry::outcome::Outcome;
+use rangecache_base::telemetry::clients::ClientFigures;
+use rangecache_base::telemetry::state_changes::StateChange;
 use rangecache_base::unix_time;
 use rangecache_mirror::metrics::ADOPTION_SOURCES;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};
 use samples::OpenWatches;
+
+/// Clients on the page.
+const CLIENTS_SHOWN: usize = 20;
 
 /// The current status.
 pub(super) fn collect(handles: &Handles) -> Status {
@@ -37,7 +36,6 @@ pub(super) fn collect(handles: &Handles) -> Status {
     let counts = handles.counts();
     let all = handles.recent.samples(now, &counts);
     let metrics = &handles.telemetry.metrics;
-    let cluster_state = &handles.mirrors.cluster_state;
     let endpoints: Vec<_> = handles.upstream.endpoints().iter().map(endpoint).collect();
     let mirrors: Vec<_> = handles
         .mirrors
@@ -49,35 +47,19 @@ pub(super) fn collect(handles: &Handles) -> Status {
         .collect();
     let budgets = checks::budgets(handles, &mirrors);
     let reads = reads::summarize(&counts, &all);
-    let credentials = handles.upstream.credentials();
-    let gates = handles.upstream.gates();
-    let ended = |is: fn(Outcome) -> bool| {
-        let ended = reads.outcomes.iter().filter(|read| is(read.outcome));
-        ended.map(|read| read.count).sum()
-    };
-    let mixed_clusters = handles.upstream.mixed_clusters();
-    let certificates = certificates(handles);
-    let useless_neighbours = handles.mirrors.useless_neighbours();
-    let findings = checks::findings(&checks::Facts {
+    let unlisted = Unlisted {
         draining: handles.draining.is_cancelled(),
-        forwards_all: handles.mirrors.forwards_all(),
-        mirrors: &mirrors,
-        endpoints: &endpoints,
-        mixed_clusters: &mixed_clusters,
-        certificates: &certificates,
-        budgets: &budgets,
-        gates: &gates,
-        version: handles.upstream.lowest_version(),
-        auth: cluster_state.auth(),
-        has_own_user: credentials.name_a_user(),
-        user_problem: credentials.problem(),
-        useless_neighbours: &useless_neighbours,
+        answers_from_memory: readiness::answers_from_memory(handles),
+        mixed_clusters: handles.upstream.mixed_clusters(),
+        version_unknown: handles.upstream.lowest_version().is_none(),
+        user: checks::user_finding(handles),
+        useless_neighbours: handles.mirrors.useless_neighbours(),
         cache_and_memory_bytes: (handles.live.load().mirror.max_bytes(), memory::limit_bytes()),
         panics: metrics.process.panics.get(),
-        shed: ended(|outcome| matches!(outcome, Outcome::Shed(_))),
-        failed: ended(|outcome| matches!(outcome, Outcome::Failed(_))),
-    });
-    Status {
+        proof_p99_seconds: reads::proof_p99(&all),
+        symptoms: handles.symptoms.findings(now),
+    };
+    let mut status = Status {
         version: env!("CARGO_PKG_VERSION"),
         commit: env!("BUILD_COMMIT"),
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
@@ -92,28 +74,34 @@ pub(super) fn collect(handles: &Handles) -> Status {
             .map(ToString::to_string)
             .collect(),
         process: ProcessStatus::now(),
-        certificates,
+        certificates: checks::certificates(handles),
         flags: flags(handles),
         ready: readiness::is_ready(handles),
         forward_all: handles.mirrors.forwards_all(),
-        findings,
-        changes: changes::changes(handles),
+        findings: Vec::new(),
+        changes: newest_first(
+            handles.telemetry.state_changes.list(),
+            handles.upstream.state_changes(),
+        ),
         reads,
-        slowest: slowest::list(&handles.telemetry.slowest.list(), &handles.mirrors),
+        slowest: reads::slowest(&handles.telemetry.slowest.list(), &handles.mirrors),
         mirrors,
         calls: reads::codes(&all),
         watches: watches(handles, counts.watches),
         prefixes: handles.prefixes.top(&handles.mirrors, &handles.metrics).to_vec(),
         clients: {
             let mut shown = clients(handles);
-            shown.truncate(clients::SHOWN);
+            shown.truncate(CLIENTS_SHOWN);
             shown
         },
-        gates: checks::gates(&gates, cluster_state.auth(), credentials.name_a_user(), metrics),
+        gates: checks::gates(handles),
         endpoints,
         budgets,
-        samples: reads::columns(all),
-    }
+        samples: Samples(all),
+        unlisted,
+    };
+    status.findings = checks::findings(&status);
+    status
 }
 
 /// Every flag, those that were given before the defaults.
@@ -135,7 +123,39 @@ fn flags(handles: &Handles) -> Vec<FlagStatus> {
 /// All clients, the most costly first.
 pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
     let figures = handles.telemetry.clients.figures();
-    figures.iter().map(clients::client).collect()
+    figures.iter().map(client).collect()
+}
+
+fn client(figures: &ClientFigures) -> ClientStatus {
+    ClientStatus {
+        kind: figures.name.kind().as_str(),
+        name: figures.name.as_str().to_owned(),
+        connections: figures.connections,
+        calls_in_flight: figures.in_flight,
+        watches: figures.watches,
+        calls_per_second: figures.rates.calls,
+        etcd_calls_per_second: figures.rates.from_etcd,
+        bytes_per_second: figures.rates.bytes,
+        cost: figures.rates.cost(),
+        calls: figures.calls,
+        lists: figures.lists,
+        from_memory: figures.from_memory,
+        from_etcd: figures.from_etcd,
+        refused: figures.refused,
+        received_bytes: figures.received_bytes,
+        sent_bytes: figures.sent_bytes,
+        user_agent: figures.agent.to_string(),
+        last_seen: figures
+            .last_seen
+            .map(|at| humantime::format_rfc3339_seconds(at).to_string()),
+    }
+}
+
+/// Changes of mirrors, flags and memory, and those of members, the newest first.
+fn newest_first(mut changes: Vec<StateChange>, of_members: Vec<StateChange>) -> Vec<StateChange> {
+    changes.extend(of_members);
+    changes.sort_by_key(|change| std::cmp::Reverse(change.at));
+    changes
 }
 
 /// State of a mirror without its past.
@@ -235,5 +255,31 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
         calls: view.calls,
         last_error: view.last_error.clone(),
         no_range_stream: view.no_range_stream.map(NoRangeStream::as_str),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use rangecache_base::telemetry::state_changes::ChangeKind;
+
+    #[test]
+    fn changes_of_both_lists_are_in_one_the_newest_first() {
+        let change = |seconds, subject: &str| StateChange {
+            at: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+            kind: ChangeKind::MemberLost,
+            subject: subject.to_owned(),
+            details: String::new(),
+        };
+        let all = newest_first(vec![change(1, "a"), change(3, "c")], vec![change(2, "b")]);
+        let subjects: Vec<_> = all.iter().map(|change| change.subject.as_str()).collect();
+        assert_eq!(subjects, ["c", "b", "a"]);
+        let newest = serde_json::to_value(&all[0]).unwrap();
+        assert_eq!(
+            (&newest["at"], &newest["kind"]),
+            (&"1970-01-01T00:00:03Z".into(), &"member_lost".into())
+        );
     }
 }

@@ -2,21 +2,24 @@
 
 use std::sync::Arc;
 
+use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
-use super::changes::ChangeStatus;
-use super::clients::ClientStatus;
-use super::samples::{OpenWatches, ReadSample};
+use super::samples::{INTERVAL, OpenWatches, ReadCounts, ReadLatency, ReadSample};
 use crate::admin::memory::MirrorMemory;
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
+use crate::diagnosis::reasons::OutcomeClass;
 use crate::diagnosis::{Finding, Severity};
 use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::LatencyCounts;
 use rangecache_base::telemetry::outcome::Outcome;
-use rangecache_upstream::EndpointPeer;
+use rangecache_base::telemetry::state_changes::StateChange;
+use rangecache_mirror::UselessNeighbour;
+use rangecache_upstream::{ClusterOfEndpoint, EndpointPeer};
 
-/// Everything that the page shows.
-#[derive(Debug, Serialize)]
+/// Facts about the running process: all that findings are made from, and that the page shows.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Status {
     /// Version of rangecache.
     pub(crate) version: &'static str,
@@ -43,7 +46,7 @@ pub(crate) struct Status {
     /// Findings, the worst first.
     pub(crate) findings: Vec<Finding>,
     /// Changes of mirrors, members, flags and memory, the newest first.
-    pub(crate) changes: Vec<ChangeStatus>,
+    pub(crate) changes: Vec<StateChange>,
     pub(crate) reads: Reads,
     /// Slowest calls of the last minutes, the slowest first.
     pub(crate) slowest: Vec<SlowCall>,
@@ -59,6 +62,31 @@ pub(crate) struct Status {
     pub(crate) gates: Vec<GateStatus>,
     pub(crate) budgets: Vec<Budget>,
     pub(crate) samples: Samples,
+    #[serde(skip)]
+    pub(crate) unlisted: Unlisted,
+}
+
+/// Facts that findings alone report.
+#[derive(Debug, Default)]
+pub(crate) struct Unlisted {
+    pub(crate) draining: bool,
+    /// Memory could answer some reads.
+    pub(crate) answers_from_memory: bool,
+    /// The endpoints with their clusters, if there are several.
+    pub(crate) mixed_clusters: Vec<ClusterOfEndpoint>,
+    /// No member has reported its version.
+    pub(crate) version_unknown: bool,
+    /// Problem of rangecache's own user, or that it has none and needs one.
+    pub(crate) user: Option<Finding>,
+    /// Neighbours that would be of no use to the next start.
+    pub(crate) useless_neighbours: Vec<UselessNeighbour>,
+    /// `--cache-max-bytes`, and the memory limit.
+    pub(crate) cache_and_memory_bytes: (u64, u64),
+    pub(crate) panics: u64,
+    /// Seconds that 99 of 100 reads from memory waited at most for their proof, in the last five minutes.
+    pub(crate) proof_p99_seconds: Option<f64>,
+    /// Findings from what exported series have shown over time.
+    pub(crate) symptoms: Vec<Finding>,
 }
 
 /// File with certificates.
@@ -84,7 +112,7 @@ pub(crate) struct FlagStatus {
 }
 
 /// Ranges and RangeStreams. Rates are those of the last minute.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Reads {
     pub(crate) since_start: u64,
     pub(crate) per_second: f64,
@@ -117,6 +145,23 @@ pub(crate) struct Latency {
     pub(crate) p99_seconds: f64,
 }
 
+impl Latency {
+    /// Upper bounds on the median and the 99th percentile of what `counts` names in these samples; `None` without reads.
+    pub(in crate::admin) fn of<S: AsRef<ReadSample>>(
+        samples: &[S],
+        counts: impl Fn(&ReadCounts) -> &LatencyCounts,
+    ) -> Option<Latency> {
+        let mut all = LatencyCounts::default();
+        for sample in samples {
+            all.add(counts(&sample.as_ref().added));
+        }
+        Some(Latency {
+            p50_seconds: all.quantile(0.5)?,
+            p99_seconds: all.quantile(0.99)?,
+        })
+    }
+}
+
 /// gRPC calls that ended with one code, by what answered them.
 #[derive(Debug, Serialize)]
 pub(crate) struct CodeStatus {
@@ -142,7 +187,7 @@ pub(crate) struct OutcomeCount {
 }
 
 /// State of a mirror.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct MirrorStatus {
     /// Name made of the operator's prefixes.
     pub(crate) name: String,
@@ -232,8 +277,37 @@ pub(crate) struct Stretch {
     pub(crate) samples: usize,
 }
 
-/// State of an endpoint of etcd.
+/// Figures of one client. Counts are since the start, rates those of the last seconds.
 #[derive(Debug, Serialize)]
+pub(crate) struct ClientStatus {
+    /// `certificate`, `user`, `address`, `unix`, or `others` for those beyond the bound on clients.
+    pub(crate) kind: &'static str,
+    pub(crate) name: String,
+    pub(crate) connections: u64,
+    pub(crate) calls_in_flight: u64,
+    /// Open Watch streams.
+    pub(crate) watches: u64,
+    pub(crate) calls_per_second: f64,
+    /// Calls that etcd answered.
+    pub(crate) etcd_calls_per_second: f64,
+    pub(crate) bytes_per_second: f64,
+    /// The figure that clients are sorted by, in bytes per second.
+    pub(crate) cost: f64,
+    pub(crate) calls: u64,
+    pub(crate) lists: u64,
+    pub(crate) from_memory: u64,
+    pub(crate) from_etcd: u64,
+    pub(crate) refused: u64,
+    pub(crate) received_bytes: u64,
+    pub(crate) sent_bytes: u64,
+    /// User agent of the newest connection.
+    pub(crate) user_agent: String,
+    /// Begin of the last call: UTC, RFC 3339.
+    pub(crate) last_seen: Option<String>,
+}
+
+/// State of an endpoint of etcd.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct EndpointStatus {
     pub(crate) url: String,
     /// `flag`, `members` or `fallback`.
@@ -267,6 +341,9 @@ pub(crate) struct GateStatus {
     pub(crate) severity: Severity,
     pub(crate) state: String,
     pub(crate) meaning: &'static str,
+    /// Finding about it, if anything is to be done.
+    #[serde(skip)]
+    pub(crate) finding: Option<Finding>,
 }
 
 /// A bound that a flag sets, and what is used of it.
@@ -279,18 +356,18 @@ pub(crate) struct Budget {
     pub(crate) used: u64,
     pub(crate) limit: u64,
     pub(crate) ratio: f64,
-    /// Consequence of reaching the bound.
+    /// Consequence of reaching the bound, without its begin.
     #[serde(skip)]
     pub(crate) at_limit: &'static str,
-    /// Whether the bound is meant to be reached.
+    /// Ratio from which on an operator should act; none for a bound that is meant to be reached.
     #[serde(skip)]
-    pub(crate) is_meant_to_fill: bool,
+    pub(crate) alarm_ratio: Option<f64>,
 }
 
 impl Budget {
     /// Whether an operator should act before the bound is reached.
     pub(crate) fn is_nearly_used_up(&self) -> bool {
-        self.ratio >= 0.9 && !self.is_meant_to_fill
+        self.alarm_ratio.is_some_and(|alarm| self.ratio >= alarm)
     }
 }
 
@@ -341,27 +418,45 @@ impl Phase {
     }
 }
 
-/// The last fifteen minutes as columns, the oldest value first. The last value is that of the current interval; each
+/// The last fifteen minutes, serialized as columns, the oldest value first. The last value is that of the current interval; each
 /// of the others spans `interval_seconds`, or more if the machine slept.
-#[derive(Debug, Serialize)]
-pub(crate) struct Samples {
-    pub(crate) interval_seconds: u64,
-    pub(crate) reads_from_memory: Vec<u64>,
-    pub(crate) reads_after_a_wait: Vec<u64>,
-    pub(crate) reads_by_etcd: Vec<u64>,
-    pub(crate) reads_failed: Vec<u64>,
-    pub(crate) reads_refused_or_cancelled: Vec<u64>,
-    pub(crate) other_calls: Vec<u64>,
-    pub(crate) events: Vec<u64>,
-    pub(crate) quorum_checks: Vec<u64>,
-    /// Estimates; `null` for an interval without such reads.
-    pub(crate) latency_from_memory: Vec<Option<Latency>>,
-    pub(crate) latency_by_etcd: Vec<Option<Latency>>,
-    /// Open watch streams at the end of each interval.
-    pub(crate) open_watches: Vec<OpenWatches>,
-    /// The samples themselves, for charts.
-    #[serde(skip)]
-    pub(crate) all: Vec<Arc<ReadSample>>,
+#[derive(Debug, Default)]
+pub(crate) struct Samples(pub(crate) Vec<Arc<ReadSample>>);
+
+impl Serialize for Samples {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let count = |of: &dyn Fn(&ReadCounts) -> u64| -> Vec<u64> {
+            self.0.iter().map(|sample| of(&sample.added)).collect()
+        };
+        let latencies = |of: fn(&ReadLatency) -> &LatencyCounts| -> Vec<Option<Latency>> {
+            let of_sample = |sample| Latency::of(std::slice::from_ref(sample), |added| of(&added.latency));
+            self.0.iter().map(of_sample).collect()
+        };
+        let watches: Vec<_> = self.0.iter().map(|sample| sample.added.watches).collect();
+        let mut columns = serializer.serialize_struct("Samples", 12)?;
+        columns.serialize_field("interval_seconds", &INTERVAL.as_secs())?;
+        for (name, source) in [
+            ("reads_from_memory", OutcomeClass::Memory),
+            ("reads_after_a_wait", OutcomeClass::Waited),
+            ("reads_by_etcd", OutcomeClass::Etcd),
+            ("reads_failed", OutcomeClass::Failed),
+            ("reads_refused_or_cancelled", OutcomeClass::Unanswered),
+        ] {
+            columns.serialize_field(name, &count(&|added| added.by_source(source)))?;
+        }
+        columns.serialize_field("other_calls", &count(&|added| added.forwarded))?;
+        columns.serialize_field("events", &count(&|added| added.events))?;
+        columns.serialize_field(
+            "quorum_checks",
+            &count(&|added| added.checks.proven + added.checks.failed),
+        )?;
+        // Estimates; `null` for an interval without such reads.
+        columns.serialize_field("latency_from_memory", &latencies(|latency| &latency.memory))?;
+        columns.serialize_field("latency_by_etcd", &latencies(|latency| &latency.etcd))?;
+        // Open watch streams at the end of each interval.
+        columns.serialize_field("open_watches", &watches)?;
+        columns.end()
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

@@ -1,22 +1,27 @@
-//! Reads and other counters over the samples.
+//! Reads and other counters over the samples, and the slowest reads.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
-use super::samples::{INTERVAL, ReadCounts, ReadSample};
+use super::model::{CodeStatus, Latency, OutcomeCount, Phase, Reads, SlowCall, Stretch};
+use super::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::reasons::OutcomeClass;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
-use rangecache_base::telemetry::outcome::Outcome;
+use rangecache_base::telemetry::calls::Call;
+use rangecache_base::telemetry::metrics::{CodeCounts, Source};
+use rangecache_base::telemetry::outcome::{Kind, Outcome};
+use rangecache_mirror::Mirrors;
 
 /// Time over which rates are computed.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
+
+/// Time over which the waits for proofs are judged, as by their alert.
+const PROOF_WINDOW: Duration = Duration::from_secs(300);
 
 /// Totals and rates; `counts` are those since the start of the process.
 #[allow(clippy::cast_precision_loss, reason = "ratios and rates show magnitudes")]
 pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Reads {
     let outcomes = outcomes(samples);
-    let latest = latest(samples);
+    let latest = latest(samples, RATE_WINDOW);
     let seconds: f64 = latest.iter().map(|sample| sample.seconds).sum();
     let sum = |counter: fn(&ReadCounts) -> u64| {
         latest.iter().map(|sample| counter(&sample.added)).sum::<u64>() as f64
@@ -32,8 +37,8 @@ pub(super) fn summarize(counts: &ReadCounts, samples: &[Arc<ReadSample>]) -> Rea
         events_per_second: rate(|added| added.events),
         quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
         per_quorum_check: (checks > 0.0).then(|| sum(|added| added.checks.reads) / checks),
-        latency_from_memory: latency(&latest, |added| &added.latency.memory),
-        latency_by_etcd: latency(&latest, |added| &added.latency.etcd),
+        latency_from_memory: Latency::of(&latest, |added| &added.latency.memory),
+        latency_by_etcd: Latency::of(&latest, |added| &added.latency.etcd),
         window_seconds: samples.iter().map(|sample| sample.seconds).sum(),
         memory_ratio: memory_ratio(samples),
         outcomes,
@@ -69,19 +74,10 @@ fn outcomes(samples: &[Arc<ReadSample>]) -> Vec<OutcomeCount> {
     outcomes
 }
 
-/// Upper bounds on the median and the 99th percentile of the reads' latency in these samples; `None` without reads.
-pub(in crate::admin) fn latency<S: AsRef<ReadSample>>(
-    samples: &[S],
-    counts: impl Fn(&ReadCounts) -> &LatencyCounts,
-) -> Option<Latency> {
-    let mut all = LatencyCounts::default();
-    for sample in samples {
-        all.add(counts(&sample.as_ref().added));
-    }
-    Some(Latency {
-        p50_seconds: all.quantile(0.5)?,
-        p99_seconds: all.quantile(0.99)?,
-    })
+/// Seconds that 99 of 100 reads from memory waited at most for their proof; `None` without such reads.
+pub(super) fn proof_p99(samples: &[Arc<ReadSample>]) -> Option<f64> {
+    let waits = Latency::of(&latest(samples, PROOF_WINDOW), |added| &added.latency.proof);
+    waits.map(|waits| waits.p99_seconds)
 }
 
 /// gRPC calls by code, the most frequent first.
@@ -106,13 +102,13 @@ pub(super) fn codes(samples: &[Arc<ReadSample>]) -> Vec<CodeStatus> {
     sums.into_iter().map(status).collect()
 }
 
-/// The newest samples that span [`RATE_WINDOW`].
-fn latest(samples: &[Arc<ReadSample>]) -> Vec<&Arc<ReadSample>> {
+/// The newest samples that span `window`.
+fn latest(samples: &[Arc<ReadSample>], window: Duration) -> Vec<&Arc<ReadSample>> {
     let mut seconds = 0.0;
     let newest = samples.iter().rev();
     newest
         .take_while(|sample| {
-            let is_wanted = seconds < RATE_WINDOW.as_secs_f64();
+            let is_wanted = seconds < window.as_secs_f64();
             seconds += sample.seconds;
             is_wanted
         })
@@ -137,38 +133,63 @@ pub(super) fn timeline(samples: &[Arc<ReadSample>], index: usize) -> Vec<Stretch
     stretches
 }
 
-/// Samples as columns.
-pub(super) fn columns(all: Vec<Arc<ReadSample>>) -> Samples {
-    let column =
-        |counter: &dyn Fn(&ReadCounts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
-    let latencies = |counts: fn(&ReadCounts) -> &LatencyCounts| {
-        let samples = all.iter();
-        samples
-            .map(|sample| latency(std::slice::from_ref(sample), counts))
-            .collect()
-    };
-    let source = |source| column(&|added| added.by_source(source));
-    Samples {
-        interval_seconds: INTERVAL.as_secs(),
-        reads_from_memory: source(OutcomeClass::Memory),
-        reads_after_a_wait: source(OutcomeClass::Waited),
-        reads_by_etcd: source(OutcomeClass::Etcd),
-        reads_failed: source(OutcomeClass::Failed),
-        reads_refused_or_cancelled: source(OutcomeClass::Unanswered),
-        other_calls: column(&|added| added.forwarded),
-        events: column(&|added| added.events),
-        quorum_checks: column(&|added| added.checks.proven + added.checks.failed),
-        latency_from_memory: latencies(|added| &added.latency.memory),
-        latency_by_etcd: latencies(|added| &added.latency.etcd),
-        open_watches: all.iter().map(|sample| sample.added.watches).collect(),
-        all,
+/// Slowest calls for the status, in the given order, with the phases of their time.
+pub(super) fn slowest(calls: &[Arc<Call>], mirrors: &Mirrors) -> Vec<SlowCall> {
+    calls.iter().map(|call| slow_call(call, mirrors)).collect()
+}
+
+fn slow_call(call: &Call, mirrors: &Mirrors) -> SlowCall {
+    let mirror = call.mirror.and_then(|position| mirrors.at(position));
+    SlowCall {
+        method: match call.kind {
+            Kind::Unary => "Range",
+            Kind::Stream => "RangeStream",
+        },
+        mirror: mirror.map(|mirror| mirror.name.clone()),
+        outcome: call.outcome,
+        ended_at: humantime::format_rfc3339_seconds(call.ended_at).to_string(),
+        total_seconds: call.ended.as_secs_f64(),
+        phases: phases(call),
+        revision_asked: call.revisions.asked,
+        revision_proven: call.revisions.proven,
+        revision_served: call.revisions.served,
+        keys: call.keys,
+        bytes: call.bytes,
     }
+}
+
+fn phases(call: &Call) -> Vec<Phase> {
+    let source = OutcomeClass::from_outcome(call.outcome);
+    // A proof does not mean that memory answered: the revision may be older than its history.
+    let has_response = !matches!(source, OutcomeClass::Failed | OutcomeClass::Unanswered);
+    let proven = call.proven.filter(|_| has_response);
+    let until_proven = proven.map(|proven| (if call.waited { "wait" } else { "proof" }, proven));
+    let until_head = match source {
+        OutcomeClass::Memory | OutcomeClass::Waited => "answer",
+        OutcomeClass::Etcd => "etcd",
+        OutcomeClass::Failed => "failed",
+        OutcomeClass::Unanswered => "unanswered",
+    };
+    let mut from = Duration::ZERO;
+    until_proven
+        .into_iter()
+        .chain([(until_head, call.first_byte), ("sending", call.ended)])
+        .map(|(name, until)| {
+            let seconds = until.saturating_sub(from).as_secs_f64();
+            from = from.max(until);
+            Phase { name, seconds }
+        })
+        .filter(|phase| phase.seconds > 0.0)
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
     use rangecache_base::telemetry::Reason;
+    use rangecache_base::telemetry::calls::Revisions;
     use rangecache_base::telemetry::outcome::{Failure, Read};
 
     fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<ReadSample> {
@@ -218,5 +239,50 @@ mod tests {
             .collect();
         assert_eq!(stretches, [(loading, 2), (None, 1), (loading, 1)]);
         assert!(timeline(&samples, 1).is_empty());
+    }
+
+    fn named(outcome: Outcome, proven: Option<u64>, waited: bool, ended: u64) -> Vec<(&'static str, f64)> {
+        let call = Call {
+            kind: Kind::Unary,
+            outcome,
+            ended_at: SystemTime::UNIX_EPOCH,
+            proven: proven.map(Duration::from_secs),
+            waited,
+            first_byte: Duration::from_secs(5),
+            ended: Duration::from_secs(ended),
+            mirror: None,
+            revisions: Revisions::default(),
+            keys: 0,
+            bytes: 0,
+        };
+        phases(&call)
+            .iter()
+            .map(|phase| (phase.name, phase.seconds))
+            .collect()
+    }
+
+    #[test]
+    fn time_of_a_call_is_divided_into_phases() {
+        let hit = Outcome::Hit(Read::Linearizable);
+        assert_eq!(
+            named(hit, Some(3), false, 9),
+            [("proof", 3.0), ("answer", 2.0), ("sending", 4.0)]
+        );
+        assert_eq!(named(hit, Some(5), true, 5), [("wait", 5.0)]);
+        assert_eq!(
+            named(hit, None, false, 5),
+            [("answer", 5.0)],
+            "serializable: no proof is needed"
+        );
+        let forwarded = Outcome::Forwarded(Reason::NotFresh);
+        assert_eq!(named(forwarded, None, true, 6), [("etcd", 5.0), ("sending", 1.0)]);
+        assert_eq!(
+            named(forwarded, Some(1), false, 5),
+            [("proof", 1.0), ("etcd", 4.0)]
+        );
+        assert_eq!(
+            named(Outcome::Cancelled(Reason::NotFresh), Some(1), false, 5),
+            [("unanswered", 5.0)]
+        );
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct ReadCounts {
 pub(crate) struct ReadLatency {
     pub(crate) memory: LatencyCounts,
     pub(crate) etcd: LatencyCounts,
+    /// The part that reads from memory waited for their proof.
+    pub(crate) proof: LatencyCounts,
 }
 
 /// Open watch streams by what serves them.
@@ -87,6 +89,7 @@ impl ReadCounts {
             latency: ReadLatency {
                 memory: metrics.process.calls.read_latency(Source::Memory),
                 etcd: metrics.process.calls.read_latency(Source::Etcd),
+                proof: metrics.proxy.reads.waits(),
             },
             watches: OpenWatches::now(metrics),
             mirrors: mirrors.reasons_out().collect(),
@@ -132,6 +135,7 @@ impl ReadCounts {
             latency: ReadLatency {
                 memory: self.latency.memory.since(&before.latency.memory),
                 etcd: self.latency.etcd.since(&before.latency.etcd),
+                proof: self.latency.proof.since(&before.latency.proof),
             },
             watches: self.watches,
             mirrors: self.mirrors.clone(),

@@ -15,6 +15,8 @@ pub(in crate::proxy) struct CallHead {
     pub(in crate::proxy) method: Method,
     /// The request came by HTTP/2.
     pub(in crate::proxy) is_http2: bool,
+    /// The request came by TLS.
+    pub(in crate::proxy) is_tls: bool,
     /// Its header fields, read in one pass.
     pub(in crate::proxy) fields: HeadFields,
     /// etcd's HTTP server answers it, not its gRPC server. With TLS, etcd serves `/health` and the JSON gateway over HTTP/2,
@@ -32,6 +34,7 @@ impl CallHead {
         CallHead {
             method: Method::from_path(request.uri().path()),
             is_http2,
+            is_tls: transport.tls,
             fields,
             is_http: !is_http2 || (transport.tls && !fields.is_grpc()),
             is_grpc_call: request.method() == http::Method::POST && request.uri().query().is_none(),

@@ -74,9 +74,15 @@ pub(super) struct Trace {
 impl Trace {
     /// Begins the trace of a sampled call with the head of `request`. `span` is its server span.
     #[cold]
-    pub(super) fn begin<B>(tracer: &Tracer, span: Span, head: &CallHead, request: &Request<B>) -> Box<Trace> {
+    pub(super) fn begin<B>(
+        tracer: &Tracer,
+        mut span: Span,
+        head: &CallHead,
+        request: &Request<B>,
+    ) -> Box<Trace> {
         let path = request.uri().path();
         if head.is_http {
+            span.set("url.scheme", if head.is_tls { "https" } else { "http" });
             Trace::of_http(tracer, span, request.method().as_str(), path)
         } else {
             Trace::of_grpc(tracer, span, head.method.span_name(path))
@@ -96,6 +102,8 @@ impl Trace {
         let named = known.unwrap_or("HTTP");
         let method = known.unwrap_or("_OTHER");
         span.set("http.request.method", method);
+        // A path that is not etcd's own may be a secret.
+        span.set("url.path", http_route(path).unwrap_or("REDACTED").to_owned());
         match http_route(path) {
             Some(route) => {
                 span.name = format!("{named} {route}").into();

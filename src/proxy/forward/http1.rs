@@ -202,7 +202,13 @@ async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError>
             tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
     });
-    Ok(Http1Connection::new(url, sender, close.drop_guard(), permit))
+    Ok(Http1Connection {
+        url: url.clone(),
+        sender,
+        since: Instant::now(),
+        _permit: permit,
+        _close: close.drop_guard(),
+    })
 }
 
 /// Connection of a response that is being read.

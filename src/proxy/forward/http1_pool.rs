@@ -2,7 +2,6 @@
 //! for the next one. A burst of requests opens a few connections at once, and its other requests take those that are
 //! returned meanwhile.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +30,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Http1Pool {
     max_idle: usize,
-    idle: Mutex<IdleConnections>,
+    /// The newest connection is the last. `None` once no more are kept: the process waits for their tasks.
+    idle: Mutex<Option<Vec<Http1Connection>>>,
     /// Permits for the connections that may be opened now, one each.
     opening: Semaphore,
     /// Wakes a request that waits for a connection.
@@ -46,53 +46,17 @@ pub(super) enum NextConnection<'a> {
     Open(SemaphorePermit<'a>),
 }
 
-#[derive(Debug, Default)]
-struct IdleConnections {
-    /// The newest is the last.
-    connections: Vec<Idle>,
-    /// No more are kept: the process waits for their tasks.
-    is_stopping: bool,
-}
-
-#[derive(Debug)]
-struct Idle {
-    connection: Http1Connection,
-    since: Instant,
-}
-
 /// An HTTP/1 connection to etcd, closed when dropped.
+#[derive(Debug)]
 pub(super) struct Http1Connection {
-    url: Url,
+    pub(super) url: Url,
     pub(super) sender: SendRequest<Outgoing>,
+    /// Time at which the connection was opened or returned.
+    pub(super) since: Instant,
     /// Counts the connection, also after an upgrade.
-    _permit: OwnedSemaphorePermit,
+    pub(super) _permit: OwnedSemaphorePermit,
     /// Without it hyper would notice that nothing is read any longer only when etcd sends data.
-    _close: DropGuard,
-}
-
-impl fmt::Debug for Http1Connection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Http1Connection")
-            .field("url", &self.url)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Http1Connection {
-    /// Creates a connection to `url` whose task ends with `close`.
-    pub(super) fn new(
-        url: &Url,
-        sender: SendRequest<Outgoing>,
-        close: DropGuard,
-        permit: OwnedSemaphorePermit,
-    ) -> Http1Connection {
-        Http1Connection {
-            url: url.clone(),
-            sender,
-            _permit: permit,
-            _close: close,
-        }
-    }
+    pub(super) _close: DropGuard,
 }
 
 impl Http1Pool {
@@ -101,7 +65,7 @@ impl Http1Pool {
         Http1Pool {
             // A part, so that connections to another endpoint can be opened.
             max_idle: MAX_IDLE.min(max_connections / 4),
-            idle: Mutex::default(),
+            idle: Mutex::new(Some(Vec::new())),
             opening: Semaphore::new(MAX_OPENING),
             returned: Notify::new(),
         }
@@ -128,11 +92,12 @@ impl Http1Pool {
 
     /// Takes a connection to `url` that is ready for a request; `None` if there is none.
     fn take(&self, url: &Url) -> Option<Http1Connection> {
-        let idle = &mut self.idle.lock().connections;
+        let mut idle = self.idle.lock();
+        let idle = idle.as_mut()?;
         // The newest: it is the least likely to have been closed.
-        let is_usable = |idle: &Idle| idle.connection.url == *url && idle.connection.sender.is_ready();
+        let is_usable = |idle: &Http1Connection| idle.url == *url && idle.sender.is_ready();
         let at = idle.iter().rposition(is_usable)?;
-        Some(idle.remove(at).connection)
+        Some(idle.remove(at))
     }
 
     /// Keeps a connection whose request was answered. `tasks` joins the wait for its end.
@@ -146,17 +111,14 @@ impl Http1Pool {
         });
     }
 
-    fn keep(&self, connection: Http1Connection) {
-        let since = Instant::now();
-        let mut idle = self.idle.lock();
-        if idle.is_stopping {
-            return;
+    fn keep(&self, mut connection: Http1Connection) {
+        connection.since = Instant::now();
+        if let Some(idle) = &mut *self.idle.lock() {
+            idle.push(connection);
+            if idle.len() > self.max_idle {
+                idle.remove(0);
+            }
         }
-        idle.connections.push(Idle { connection, since });
-        if idle.connections.len() > self.max_idle {
-            idle.connections.remove(0);
-        }
-        drop(idle);
         self.returned.notify_one();
     }
 
@@ -166,14 +128,12 @@ impl Http1Pool {
         let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
         while drain.run_until_cancelled(ticks.tick()).await.is_some() {
             let is_kept =
-                |idle: &Idle| idle.since.elapsed() < IDLE_TIMEOUT && !idle.connection.sender.is_closed();
-            self.idle.lock().connections.retain(is_kept);
+                |idle: &Http1Connection| idle.since.elapsed() < IDLE_TIMEOUT && !idle.sender.is_closed();
+            if let Some(idle) = &mut *self.idle.lock() {
+                idle.retain(is_kept);
+            }
         }
-        {
-            let mut idle = self.idle.lock();
-            idle.is_stopping = true;
-            idle.connections.clear();
-        }
+        self.idle.lock().take();
         std::future::pending().await
     }
 }
@@ -198,8 +158,13 @@ mod tests {
             connection.await
         });
         sender.ready().await.unwrap();
-        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        Http1Connection::new(&url(), sender, CancellationToken::new().drop_guard(), permit)
+        Http1Connection {
+            url: url(),
+            sender,
+            since: Instant::now(),
+            _permit: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+            _close: CancellationToken::new().drop_guard(),
+        }
     }
 
     fn opens(next: NextConnection<'_>) -> SemaphorePermit<'_> {
@@ -233,7 +198,7 @@ mod tests {
             for _ in 0..40 {
                 pool.keep(connection().await);
             }
-            assert_eq!(pool.idle.lock().connections.len(), kept);
+            assert_eq!(pool.idle.lock().as_ref().map(Vec::len), Some(kept));
         }
     }
 }

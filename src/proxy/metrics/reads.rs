@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use rangecache_base::telemetry::metrics::{By, Counter, Latency, TracedLatency, metric_group};
+use rangecache_base::telemetry::metrics::{By, Counter, Latency, LatencyCounts, TracedLatency, metric_group};
 use rangecache_base::telemetry::outcome::{Failure, Kind, Outcome, Read, Reason};
 use rangecache_base::telemetry::trace::TraceId;
 
@@ -76,6 +76,12 @@ impl ReadMetrics {
             self.wait.record_exemplar(waited, trace_id);
         }
         self.duration.record_exemplar(total, trace_id);
+    }
+
+    /// Waits of reads from memory for their proof, since the start.
+    #[must_use]
+    pub fn waits(&self) -> LatencyCounts {
+        self.wait.counts()
     }
 
     /// Range and RangeStream calls together by outcome, since the start; outcomes without calls are left out.

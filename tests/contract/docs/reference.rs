@@ -63,17 +63,19 @@ fn flags() -> String {
     tables.join("\n")
 }
 
+/// Heading and first paragraph of a command's help.
 fn introduction(command: &Command) -> String {
-    let about = command.get_long_about().unwrap();
+    let about = command.get_long_about().unwrap().to_string();
+    let about = about.split("\n\n").next().unwrap();
     format!("### rangecache {}\n\n{about}\n", command.get_name())
 }
 
 fn rows<'a>(flags: impl Iterator<Item = &'a Arg>) -> String {
-    let mut table = "| flag | meaning | default | when to change it |\n|---|---|---|---|\n".to_owned();
+    let mut table = "| flag | meaning | default |\n|---|---|---|\n".to_owned();
     for flag in flags {
         let name = flag.get_long().unwrap();
         let text = flag.get_long_help().map(ToString::to_string).unwrap_or_default();
-        let (help, when) = text.split_once("\n\nWhen to change it: ").unwrap_or_else(|| {
+        let (help, _) = text.split_once("\n\nWhen to change it: ").unwrap_or_else(|| {
             panic!("--{name}: its doc comment has no last paragraph \"When to change it: …\"")
         });
         // A default that depends on something is named in the text.
@@ -81,10 +83,20 @@ fn rows<'a>(flags: impl Iterator<Item = &'a Arg>) -> String {
             Some((help, default)) => (help, default.trim_end_matches(']').to_owned()),
             None => (help, default_value(flag)),
         };
-        let cells = [help, &default, &linked(when)].map(|cell| cell.replace('|', "\\|"));
+        let cells = [first_clause(help), &default].map(|cell| cell.replace('|', "\\|"));
         writeln!(table, "| `--{name}` | {} |", cells.join(" | ")).unwrap();
     }
     table
+}
+
+/// `text` up to the first stop, semicolon or colon behind more than three words. That something is insecure is not left out.
+fn first_clause(text: &str) -> &str {
+    let ends = text.match_indices(['.', ';', ':']).map(|(at, _)| at);
+    let mut ends = ends.filter(|at| {
+        let rest = &text[at + 1..];
+        rest.starts_with(' ') && !rest.starts_with(" Insecure") && text[..*at].split(' ').count() > 3
+    });
+    &text[..ends.next().unwrap_or(text.len())]
 }
 
 /// The default in marks of code; switches have none.
@@ -92,20 +104,6 @@ fn default_value(flag: &Arg) -> String {
     let takes = flag.get_action().takes_values();
     let default = flag.get_default_values().first().filter(|_| takes);
     default.map_or_else(String::new, |value| format!("`{}`", value.to_string_lossy()))
-}
-
-/// `text` with a link in the place of each `docs/page.md#heading`.
-fn linked(text: &str) -> String {
-    let mut parts = text.split("docs/");
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|c: char| !c.is_ascii_alphanumeric() && !"/.-_#".contains(c));
-        let path = part[..end.unwrap_or(part.len())].trim_end_matches('.');
-        let file = path.split_once('#').map_or(path, |(file, _)| file);
-        let page = file.rsplit_once('/').map_or(file, |(_, page)| page);
-        write!(out, "[{page}](../{path}){}", &part[path.len()..]).unwrap();
-    }
-    out
 }
 
 /// A metric as `metric_group!` declares it.
@@ -173,31 +171,61 @@ pub(super) fn metric_names() -> BTreeSet<String> {
     set
 }
 
+/// Table of the metrics. What the help text on `/metrics` says further is left out.
 fn metrics() -> String {
-    let mut table = "| metric | labels | measures | useful when |\n|---|---|---|---|\n".to_owned();
+    let mut table = "| metric | measures | useful when |\n|---|---|---|\n".to_owned();
     for Metric { name, labels, doc } in groups().into_iter().flatten() {
         let (useful, measures) = doc.split_last().unwrap();
         let useful = useful
             .strip_prefix("Useful when: ")
             .unwrap_or_else(|| panic!("{name}: its doc comment has no last paragraph \"Useful when: …\""));
-        let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
-        let (labels, measures) = (labels.join(", "), measures.join(". "));
-        writeln!(table, "| `{name}` | {labels} | {measures} | {useful} |").unwrap();
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
+        };
+        let (help, more) = measures.split_first().unwrap();
+        let help = first_clause(help).split(" by `").next().unwrap();
+        let more = more
+            .iter()
+            .filter(|text| !text.starts_with("See "))
+            .map(String::as_str);
+        let measures: Vec<&str> = std::iter::once(help.trim_end_matches(',')).chain(more).collect();
+        let measures = measures.join(". ");
+        writeln!(table, "| `{name}{labels}` | {measures} | {useful} |").unwrap();
     }
     table
 }
 
-/// Table of every finding, in the order of its declaration.
+/// Tables of the findings with a remedy, by what reports them, and the ids of the others. A report has their meaning.
 fn findings() -> String {
-    let mut table = "| id | reported by | level | meaning | what to do |\n|---|---|---|---|---|\n".to_owned();
-    for id in FindingId::ALL {
-        let by: Vec<_> = id.reported_by().iter().map(|by| by.as_str()).collect();
-        let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
-        let remedy = sentence(id.remedy());
-        let cells = [&by.join(", "), &severities.join(", "), id.meaning(), &remedy];
-        writeln!(table, "| `{}` | {} |", id.as_str(), cells.join(" | ")).unwrap();
+    let by = |id: &FindingId| id.reported_by().iter().map(|by| by.as_str()).collect::<Vec<_>>();
+    let mut text = String::new();
+    for (heading, reports) in [
+        ("Status and doctor", ["status", "doctor"].as_slice()),
+        ("Status", &["status"]),
+        ("Doctor", &["doctor"]),
+    ] {
+        write!(
+            text,
+            "### {heading}\n\n| id | level | what to do | alert |\n|---|---|---|---|\n"
+        )
+        .unwrap();
+        let reported = FindingId::ALL.iter().filter(|id| by(id) == reports);
+        for id in reported.filter(|id| !id.remedy().is_empty()) {
+            let severities: Vec<_> = id.severities().iter().map(|severity| severity.as_str()).collect();
+            let (levels, remedy) = (severities.join(", "), sentence(id.remedy()));
+            let runbook = |alert: &&str| format!("[{alert}](../runbooks.md#{})", alert.to_lowercase());
+            let alerts: Vec<_> = id.alerts().iter().map(runbook).collect();
+            let (id, alerts) = (id.as_str(), alerts.join(", "));
+            writeln!(text, "| `{id}` | {levels} | {remedy} | {alerts} |").unwrap();
+        }
+        text.push('\n');
     }
-    table
+    let others = FindingId::ALL.iter().filter(|id| id.remedy().is_empty());
+    let others: Vec<_> = others.map(|id| format!("`{}`", id.as_str())).collect();
+    writeln!(text, "### Without a remedy\n\n{}.", others.join(", ")).unwrap();
+    text
 }
 
 /// `text` with a capital at its begin and a full stop at its end.
@@ -226,7 +254,7 @@ fn every_finding_is_reported_by_the_rooms_that_it_names() {
         // Tests may name any.
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
-        if name.starts_with("src/admin/") {
+        if name.starts_with("src/admin/") || name.starts_with("src/running/") {
             status.push_str(text);
         } else if name.starts_with("src/doctor/") {
             doctor.push_str(text);

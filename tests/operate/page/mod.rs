@@ -403,7 +403,7 @@ async fn problems_are_shown_with_a_remedy() {
     let page = small.admin("/").await.body;
     tags(&page);
     for words in [
-        "The mirror is out of service.",
+        "Nothing is answered from memory. The mirror is out of service.",
         "too large for its memory",
         "forwarded{over_budget}",
     ] {

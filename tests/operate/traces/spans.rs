@@ -84,6 +84,7 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
     assert!(check.trace_id == check_trace && check_trace != trace_id(2) && check.parent.is_empty());
     assert_eq!(check.attributes["rangecache.revision.proven"], revision);
     assert_eq!(check.attributes["rangecache.reads"], "1");
+    assert_eq!(check.attributes["rpc.method"], "etcdserverpb.KV/Range");
     etcds(&collector, &check).await;
 
     // A list outside the mirror, which is sent to etcd as a RangeStream.
@@ -269,6 +270,8 @@ async fn json_calls_have_a_server_span_and_a_client_span() {
     for (name, value) in [
         ("http.request.method", "POST"),
         ("http.route", "/v3/kv/put"),
+        ("url.scheme", "http"),
+        ("url.path", "/v3/kv/put"),
         ("http.response.status_code", "200"),
         ("client.address", "127.0.0.1"),
     ] {
@@ -301,6 +304,7 @@ async fn json_calls_have_a_server_span_and_a_client_span() {
     assert_eq!(post(83, "01", &format!("/{SECRET}"), "").await, 404);
     let server = ours(&collector, 83, "POST").await;
     assert!(!server.attributes.contains_key("http.route"), "{server:?}");
+    assert_eq!(server.attributes["url.path"], "REDACTED");
 
     // A Range that memory does not understand, and one that it answers.
     assert_eq!(

@@ -7,7 +7,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "90-count-what-was-dropped",
         what: "a request of the admin port uses up its turn before it waits for it",
         test: "--lib requests_that_are_dropped_while_they_wait_cost_the_next_one_nothing",
-        shows: "panicked at src/admin/pace.rs",
+        shows: "panicked at src/admin/renderings.rs",
         changes: &[Change {
             item: "RequestPace::turn",
             find: "
@@ -107,6 +107,28 @@ sleep_until(due.checked_sub(self.burst).unwrap_or(due)).await;
             item: "run",
             find: "let ended = runtime.block_on(serve(",
             replace: "let ended = calls.block_on(serve(",
+        }],
+    },
+    Bug {
+        name: "250-forget-the-first-refused-reload",
+        what: "a reload of the flags that is refused is no finding while its alert fires",
+        test: "--lib counter_that_grows_is_found_until_its_time_is_over",
+        shows: "panicked at src/admin/symptoms.rs",
+        changes: &[Change {
+            item: "Course::shows",
+            find: "Condition::Grows(more_than) => grown > more_than,",
+            replace: "Condition::Grows(more_than) => grown > more_than + 1.0,",
+        }],
+    },
+    Bug {
+        name: "251-take-an-empty-memory-for-ready",
+        what: "health --ready passes while memory answers nothing",
+        test: "--test end_to_end running_rangecache_is_asked_and_does_what_it_is_told",
+        shows: "panicked at tests/operate/running.rs",
+        changes: &[Change {
+            item: "answers_from_memory",
+            find: "!handles.mirrors.forwards_all() && handles.mirrors.all().any(has_keys)",
+            replace: "handles.mirrors.all().any(has_keys)",
         }],
     },
 ];

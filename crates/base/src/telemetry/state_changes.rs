@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
+use serde::{Serialize, Serializer};
 
 /// Number of changes that are kept.
 pub const KEPT: usize = 32;
@@ -11,7 +12,8 @@ pub const KEPT: usize = 32;
 const MAX_DETAILS_BYTES: usize = 200;
 
 /// Kind of the change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
     /// A mirror is in service, from the revision in the details.
     MirrorInService,
@@ -37,30 +39,11 @@ pub enum ChangeKind {
     MemoryOn,
 }
 
-impl ChangeKind {
-    /// Name in JSON.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ChangeKind::MirrorInService => "mirror_in_service",
-            ChangeKind::MirrorOutOfService => "mirror_out_of_service",
-            ChangeKind::MemberHealthy => "member_healthy",
-            ChangeKind::MemberUnhealthy => "member_unhealthy",
-            ChangeKind::MemberLost => "member_lost",
-            ChangeKind::EndpointAdded => "endpoint_added",
-            ChangeKind::EndpointRemoved => "endpoint_removed",
-            ChangeKind::FlagChanged => "flag_changed",
-            ChangeKind::FlagsRefused => "flags_refused",
-            ChangeKind::MemoryOff => "memory_off",
-            ChangeKind::MemoryOn => "memory_on",
-        }
-    }
-}
-
 /// A change of state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StateChange {
-    /// Time of the change.
+    /// Time of the change; in JSON UTC, RFC 3339.
+    #[serde(serialize_with = "in_seconds")]
     pub at: SystemTime,
     /// Kind of the change.
     pub kind: ChangeKind,
@@ -68,6 +51,10 @@ pub struct StateChange {
     pub subject: String,
     /// Revision, reason or error; may be empty.
     pub details: String,
+}
+
+fn in_seconds<S: Serializer>(at: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_seconds(*at))
 }
 
 /// The newest [`KEPT`] changes.

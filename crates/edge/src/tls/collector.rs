@@ -67,11 +67,14 @@ impl Collector {
         })
     }
 
-    /// Connects to `url` with ALPN for HTTP/2 or HTTP/1.1.
+    /// Connects to `url`: if it asks for TLS, with ALPN for HTTP/2 or HTTP/1.1.
     ///
     /// # Errors
     /// The error of the socket, of a file or of the handshake.
     pub async fn connect(&self, url: &Url, http2: bool) -> io::Result<Stream> {
+        if !url.tls {
+            return Ok(Either::Left(net::connect(url, SILENCE_TIMEOUT).await?));
+        }
         let mut config = self.config().map_err(io::Error::other)?;
         config.alpn_protocols = vec![if http2 { H2 } else { HTTP_1_1 }.to_vec()];
         let name = url

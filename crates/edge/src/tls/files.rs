@@ -174,7 +174,10 @@ impl File {
         };
         let chain = CertificateDer::pem_slice_iter(&self.bytes)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| self.invalid(format!("the file is not valid PEM: {error}")))?;
+            // The error would print the bytes of a line as numbers.
+            .map_err(|_| {
+                self.invalid("the file is not valid PEM; compare its lines -----BEGIN and -----END")
+            })?;
         let first = chain.first().ok_or_else(none)?;
         let facts = facts::of_certificate(first).map_err(|error| {
             self.invalid(format!(

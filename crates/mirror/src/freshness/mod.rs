@@ -375,6 +375,8 @@ impl Freshness {
         self.metrics.record_check(counted, reads, began.elapsed());
         if let Some(mut span) = span {
             span.span_kind = SpanKind::Client;
+            span.set("rpc.system.name", "grpc");
+            span.set("rpc.method", "etcdserverpb.KV/Range");
             span.set_count("rangecache.reads", reads);
             match result {
                 Ok(proof) => span.set("rangecache.revision.proven", proof.header.revision),

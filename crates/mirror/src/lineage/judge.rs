@@ -1,4 +1,4 @@
-//! The judge: what shows whether the history behind a connection is the known one (I4), and what that misses. `docs/consistency.md`
+//! The judge: what shows whether the history behind a connection is the known one (I4), and what that misses. `docs/architecture.md`
 //! has the same table.
 //!
 //! | evidence | asked for | another history if | shows nothing | misses |

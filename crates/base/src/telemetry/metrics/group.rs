@@ -19,12 +19,11 @@
 //! }
 //! ```
 //!
-//! The first paragraph of the doc comment is the help text. `make reference` writes the whole comment to
-//! `docs/reference/metrics.md`: what the metric measures, more about it if need be, and in the last paragraph when it is
-//! useful. The name is the one on `/metrics`, with the suffixes of its unit and type. A field in
-//! brackets has labels, and is a [`By`]; the series in `from_zero` exist from the start, because Prometheus' `increase()`
-//! does not see the first event of a series that begins with it. A field without a name is no metric, and has its default
-//! value.
+//! The first paragraph of the doc comment is the help text. `make reference` writes to `docs/reference/metrics.md` its first
+//! clause, more about the metric if need be, and the last paragraph, which says when it is useful. The name is the one on
+//! `/metrics`, with the suffixes of its unit and type. A field in brackets has labels, and is a [`By`]; the series in
+//! `from_zero` exist from the start, because Prometheus' `increase()` does not see the first event of a series that begins with
+//! it. A field without a name is no metric, and has its default value.
 //!
 //! `pub struct AllPages by site; pub struct PageMetrics { … }` declares metrics that have a label `site` in addition:
 //! `AllPages::of` returns the metrics of one site.

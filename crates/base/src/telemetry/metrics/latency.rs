@@ -56,6 +56,12 @@ impl TracedLatency {
         self.latency.observe(took);
     }
 
+    /// Returns the counts so far, by bucket.
+    #[must_use]
+    pub fn counts(&self) -> LatencyCounts {
+        self.latency.counts()
+    }
+
     /// Adds a traced call, which [`TracedLatency::observe`] counts, as the exemplar of its bucket.
     pub fn record_exemplar(&self, took: Duration, trace_id: TraceId) {
         self.exemplars.record(took.as_secs_f64(), trace_id);

@@ -26,6 +26,10 @@ metric_group! {
         ///
         /// Useful when: next to the metric that the bound limits
         limits[limit]: FloatGauge = "rangecache_limit";
+        /// Memory limit of the container, or the memory of the machine
+        ///
+        /// Useful when: next to `rangecache_limit{limit="cache_max_bytes"}`
+        pub memory_limit: Gauge = "rangecache_memory_limit_bytes";
         /// Reloads of the flags by `result`: `changed`, `unchanged`, or `refused` because the flags are
         /// invalid
         ///

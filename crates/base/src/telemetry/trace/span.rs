@@ -67,6 +67,9 @@ impl SpanExt for SpanData {
     }
 }
 
+/// Version of the semantic conventions that names of attributes follow.
+const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.39.0";
+
 /// A span without a parent that has begun at `start_time`.
 pub(super) fn begun(name: &'static str, span_context: SpanContext, start_time: SystemTime) -> SpanData {
     SpanData {
@@ -84,6 +87,7 @@ pub(super) fn begun(name: &'static str, span_context: SpanContext, start_time: S
         status: Status::Unset,
         instrumentation_scope: InstrumentationScope::builder("rangecache")
             .with_version(env!("CARGO_PKG_VERSION"))
+            .with_schema_url(SCHEMA_URL)
             .build(),
     }
 }

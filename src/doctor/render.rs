@@ -1,10 +1,12 @@
-//! The report for people.
+//! The report for people, and for scripts.
 
 use std::fmt::Write as _;
 
-use super::model::{Area, KeyGroup, Keyspace, Report};
+use serde_json::{Value, json};
+
+use super::model::{KeyGroup, Keyspace, Report};
 use crate::diagnosis::format::bytes;
-use crate::diagnosis::{Finding, Severity};
+use crate::diagnosis::{Area, Finding, Severity};
 
 /// Most resources in the table of prefixes.
 const MAX_ROWS: usize = 40;
@@ -53,17 +55,12 @@ impl Report {
     #[must_use]
     pub(crate) fn to_text(&self, style: Style) -> String {
         let mut text = format!("rangecache {} doctor\n", env!("CARGO_PKG_VERSION"));
-        for area in Area::ALL {
-            let mut of_area = self
-                .findings
-                .iter()
-                .filter(|(found_in, _)| *found_in == area)
-                .peekable();
-            if of_area.peek().is_none() {
-                continue;
-            }
+        let mut findings: Vec<_> = self.findings.iter().collect();
+        findings.sort_by_key(|finding| finding.id.area());
+        for of_area in findings.chunk_by(|one, other| one.id.area() == other.id.area()) {
+            let area = of_area[0].id.area();
             let _ = writeln!(text, "\n{}", area.as_str());
-            for (_, finding) in of_area {
+            for finding in of_area {
                 write_finding(&mut text, style, finding);
             }
             if area == Area::Keyspace
@@ -77,6 +74,81 @@ impl Report {
         }
         text
     }
+
+    /// Report as one JSON object. `result` is `ok`, `warning` or `bad`; sizes are in bytes.
+    pub(super) fn to_json(&self) -> Value {
+        json!({
+            "rangecache": env!("CARGO_PKG_VERSION"),
+            "result": self.result(),
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "endpoints": self.endpoints,
+            "keyspace": self.keyspace.as_ref().map(keyspace),
+            "mirrors": self.mirrors,
+            "watches": self.watches,
+        })
+    }
+
+    /// The worst level of all findings. Notes need no action, so that they count as `ok`.
+    pub(super) fn result(&self) -> &'static str {
+        match self.severity() {
+            Severity::Note => level(Severity::Good),
+            severity => level(severity),
+        }
+    }
+}
+
+/// Name of a severity in the report for scripts.
+pub(super) fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Good => "ok",
+        Severity::Note => "note",
+        Severity::Warning => "warning",
+        Severity::Bad => "bad",
+    }
+}
+
+fn finding(finding: &Finding) -> Value {
+    let given = |text: &'_ String| Some(text.clone()).filter(|text| !text.is_empty());
+    let (subject, remedy) = (given(&finding.subject), given(&finding.remedy));
+    json!({
+        "id": finding.id,
+        "area": finding.id.area().as_str(),
+        "subject": subject,
+        "level": level(finding.severity),
+        "text": finding.text(),
+        "remedy": remedy,
+    })
+}
+
+fn keyspace(keyspace: &Keyspace) -> Value {
+    let resources = keyspace.resources();
+    json!({
+        "revision": keyspace.revision,
+        "keys": keyspace.keys,
+        "bytes": keyspace.encoded_bytes(),
+        "exact": keyspace.is_exact,
+        "revisions_per_second": keyspace.revisions_per_second,
+        "resources": resources.iter().map(|resource| group(&resource.total)).collect::<Vec<_>>(),
+        "prefixes": keyspace.groups.iter().map(group).collect::<Vec<_>>(),
+        "cost": {
+            "calls": keyspace.cost.calls,
+            "seconds": keyspace.cost.took.as_secs_f64(),
+            "read_bytes": keyspace.cost.read_bytes,
+        },
+    })
+}
+
+fn group(group: &KeyGroup) -> Value {
+    let sizes = group.estimate();
+    json!({
+        "prefix": group.name(),
+        "keys": group.range.keys,
+        "bytes": sizes.encoded_bytes,
+        "memory_bytes": sizes.memory_bytes,
+        "packed_bytes": sizes.packed_bytes,
+        "largest_bytes": sizes.largest_bytes,
+        "mirrored": group.mirror.is_some(),
+    })
 }
 
 fn write_finding(text: &mut String, style: Style, finding: &Finding) {
@@ -141,9 +213,9 @@ mod tests {
     #[test]
     fn report_without_a_terminal_is_ascii() {
         let mut report = Report::default();
-        report.find(Area::Gates, FindingId::CapabilityAvailable, "took 5µs …");
+        report.find(FindingId::CapabilityAvailable, "took 5µs …");
         let down = Finding::new(FindingId::EtcdUnreachable, "down").with_remedy("start it");
-        report.add(Area::Endpoints, down);
+        report.add(down);
         let text = report.to_text(Style::Ascii);
         assert!(text.is_ascii(), "{text}");
         assert!(
@@ -154,5 +226,34 @@ mod tests {
         assert!(endpoints < gates, "areas are in order:\n{text}");
         assert!(report.to_text(Style::Symbols).contains("✗ down"));
         assert_eq!((report.severity(), report.exit_code()), (Severity::Bad, 1));
+    }
+
+    #[test]
+    fn findings_have_ids_and_what_is_not_known_is_not_ok() {
+        let mut report = Report::default();
+        report.find(FindingId::WatchesUnknown, "unknown");
+        let down = Finding::new(FindingId::MemberNotConnected, "down").about("http://a:1");
+        report.add(down);
+        let json = report.to_json();
+        assert_eq!(
+            json["findings"][0],
+            json!({
+                "id": "watches-unknown", "area": "watches", "subject": null, "level": "note",
+                "text": "unknown", "remedy": null,
+            })
+        );
+        let down = &json["findings"][1];
+        assert_eq!(
+            (&down["id"], &down["subject"], &down["level"]),
+            (
+                &"member-not-connected".into(),
+                &"http://a:1".into(),
+                &"warning".into()
+            )
+        );
+        assert_eq!(json["result"], "warning");
+        let mut noted = Report::default();
+        noted.find(FindingId::WatchesUnknown, "unknown");
+        assert_eq!(noted.to_json()["result"], "ok", "a note needs no action");
     }
 }
