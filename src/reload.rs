@@ -198,8 +198,8 @@ impl Reloader {
         }
         self.live.reload(&serving.config, settings);
         let config = self.live.load_full();
-        let (prefixes, left_out) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
-        self.mirrors.set_scopes(prefixes, left_out).await;
+        let (prefixes, excluded) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
+        self.mirrors.set_scopes(prefixes, excluded).await;
         self.log_level.set(&config.log.level);
         self.telemetry.access_log.set_share(config.access_log.sample);
         self.telemetry.tracer.set_share(config.trace.trace_sample);

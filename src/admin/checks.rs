@@ -330,15 +330,7 @@ fn mirror_findings(mirror: &MirrorStatus, facts: &Status) -> Vec<Finding> {
             };
             findings.push(finding.with_severity(severity));
         }
-        None if mirror.not_held_bytes > 0 => {
-            let title = format!(
-                "{} of the values of {name} are only in etcd",
-                bytes(mirror.not_held_bytes)
-            );
-            let meaning = explain_reason(Reason::ValuesNotHeld).meaning.to_owned();
-            findings.push(find(FindingId::ValuesNotHeld, title, meaning));
-        }
-        None => {}
+        None => findings.extend(mirror.memory.finding(name)),
     }
     if let Some(image) = mirror.image.as_ref().filter(|image| image.is_failing) {
         let next = match image.age_seconds {
@@ -459,7 +451,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
     let memory = mirrors
         .iter()
-        .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
+        .map(|mirror| mirror.memory.memory_bytes + mirror.memory.held_bytes)
         .sum();
     let (large, small) = (metrics.proxy.slots.large(), metrics.proxy.slots.small());
     let histories = mirrors.iter().map(|mirror| {
@@ -467,7 +459,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         (
             name,
             &bounds::HISTORY_MAX_BYTES,
-            mirror.history_bytes,
+            mirror.memory.history_bytes,
             "the oldest revisions are dropped, and reads of them are forwarded",
         )
     });

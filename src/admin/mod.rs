@@ -7,6 +7,7 @@
 //! | `control` | requests that change the process |
 //! | `gzip` | compression of pages and metrics |
 //! | `handles` | handles to the rooms whose state responses report |
+//! | `memory` | memory of mirrors, in figures and words |
 //! | `metrics` | metrics of this room, and those of others that the pages show |
 //! | `renderings` | bounds on requests and pages: how many per second, and their memory until they are read |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
@@ -25,6 +26,7 @@ mod checks;
 mod control;
 mod gzip;
 mod handles;
+mod memory;
 mod metrics;
 mod page;
 mod prefixes;

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use super::memory::prefix_size;
 use super::metrics::ShownMetrics;
+use etcd_store::cache::Summary;
 use rangecache_base::telemetry::prefixes::PrefixCounts;
-use rangecache_mirror::metrics::PrefixSize;
 use rangecache_mirror::{Mirrors, prefix_sizes};
 
 /// Shortest time between two determinations.
@@ -26,10 +27,8 @@ const COST_BYTES: f64 = 65_536.0;
 pub(crate) struct PrefixStatus {
     /// The prefix; `others` for keys without one.
     pub(crate) prefix: String,
-    pub(crate) keys: u64,
-    pub(crate) bytes: u64,
-    /// The part of `bytes` whose values are not held.
-    pub(crate) not_held_bytes: u64,
+    #[serde(flatten, serialize_with = "prefix_size")]
+    pub(crate) size: Summary,
     pub(crate) reads_per_second: f64,
     pub(crate) writes_per_second: f64,
     pub(crate) watches_per_second: f64,
@@ -38,18 +37,10 @@ pub(crate) struct PrefixStatus {
 }
 
 impl PrefixStatus {
-    fn size(&self) -> PrefixSize {
-        PrefixSize {
-            keys: self.keys,
-            bytes: self.bytes,
-            not_held_bytes: self.not_held_bytes,
-        }
-    }
-
     /// The figure that prefixes are sorted by.
     #[allow(clippy::cast_precision_loss, reason = "costs show magnitudes")]
     fn cost(&self) -> f64 {
-        self.bytes as f64 + (self.reads_per_second + self.writes_per_second) * COST_BYTES
+        self.size.encoded_bytes as f64 + (self.reads_per_second + self.writes_per_second) * COST_BYTES
     }
 }
 
@@ -101,9 +92,7 @@ impl Prefixes {
                 let rate = |now: u64, before: u64| rate(now.saturating_sub(before), since);
                 let status = PrefixStatus {
                     prefix: name(&prefix),
-                    keys: size.keys,
-                    bytes: size.bytes,
-                    not_held_bytes: size.not_held_bytes,
+                    size,
                     reads_per_second: rate(now.reads, before.reads),
                     writes_per_second: rate(now.writes, before.writes),
                     watches_per_second: rate(now.watches, before.watches),
@@ -128,7 +117,7 @@ impl Prefixes {
         let top = self.top(mirrors, metrics);
         let prefixes = top
             .iter()
-            .map(|status| (&*status.prefix, status.size(), status.counts));
+            .map(|status| (&*status.prefix, status.size, status.counts));
         metrics.prefixes.export(prefixes);
     }
 }

@@ -201,14 +201,14 @@ impl Config {
                 return Err(ConfigError::EmptyPrefix { flag });
             }
         }
-        let is_left_out = |prefix: &String| {
+        let is_excluded = |prefix: &String| {
             mirror
                 .no_cache_prefix
                 .iter()
                 .any(|out| prefix.starts_with(out.as_str()))
         };
         if let Some(first) = mirror.cache_prefix.first()
-            && mirror.cache_prefix.iter().all(is_left_out)
+            && mirror.cache_prefix.iter().all(is_excluded)
         {
             return Err(ConfigError::NothingToCache(first.clone()));
         }

@@ -118,7 +118,10 @@ pub(super) struct Keyspace {
 impl Keyspace {
     /// Estimated size of all keys in etcd's encoding, in bytes.
     pub(super) fn encoded_bytes(&self) -> u64 {
-        self.groups.iter().map(KeyGroup::encoded_bytes).sum()
+        self.groups
+            .iter()
+            .map(|group| group.estimate().encoded_bytes)
+            .sum()
     }
 }
 
@@ -144,19 +147,9 @@ impl KeyGroup {
             .to_string()
     }
 
-    /// Estimated size of all keys in etcd's encoding, in bytes.
-    pub(super) fn encoded_bytes(&self) -> u64 {
-        self.sample.encoded_bytes_of(self.range.keys)
-    }
-
-    /// Estimated size of all keys in the cache, in bytes.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        self.sample.memory_bytes_of(self.range.keys)
-    }
-
-    /// Estimated size of all keys in the cache once they are packed, in bytes.
-    pub(super) fn packed_bytes(&self) -> u64 {
-        self.sample.packed_bytes_of(self.range.keys)
+    /// Estimated sizes of all keys.
+    pub(super) fn estimate(&self) -> SizeSample {
+        self.sample.scaled(self.range.keys)
     }
 }
 
@@ -187,25 +180,20 @@ impl SizeSample {
         }
     }
 
-    /// Estimated size of `keys` such keys in etcd's encoding.
-    pub(super) fn encoded_bytes_of(&self, keys: u64) -> u64 {
-        scaled(self.encoded_bytes, keys, self.keys)
+    /// Estimated sizes of `keys` such keys.
+    pub(super) fn scaled(&self, keys: u64) -> SizeSample {
+        let scaled = |bytes: u64| {
+            let scaled = u128::from(bytes) * u128::from(keys) / u128::from(self.keys.max(1));
+            u64::try_from(scaled).unwrap_or(u64::MAX)
+        };
+        SizeSample {
+            keys,
+            encoded_bytes: scaled(self.encoded_bytes),
+            memory_bytes: scaled(self.memory_bytes),
+            packed_bytes: scaled(self.packed_bytes),
+            largest_bytes: self.largest_bytes,
+        }
     }
-
-    /// Estimated size of `keys` such keys in the cache.
-    pub(super) fn memory_bytes_of(&self, keys: u64) -> u64 {
-        scaled(self.memory_bytes, keys, self.keys)
-    }
-
-    /// Estimated size of `keys` such keys in the cache once they are packed.
-    pub(super) fn packed_bytes_of(&self, keys: u64) -> u64 {
-        scaled(self.packed_bytes, keys, self.keys)
-    }
-}
-
-fn scaled(bytes: u64, keys: u64, of_keys: u64) -> u64 {
-    let scaled = u128::from(bytes) * u128::from(keys) / u128::from(of_keys.max(1));
-    u64::try_from(scaled).unwrap_or(u64::MAX)
 }
 
 /// Calls that the examination made, their duration and the bytes that they read.

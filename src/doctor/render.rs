@@ -139,13 +139,14 @@ fn keyspace(keyspace: &Keyspace) -> Value {
 }
 
 fn group(group: &KeyGroup) -> Value {
+    let sizes = group.estimate();
     json!({
         "prefix": group.name(),
         "keys": group.range.keys,
-        "bytes": group.encoded_bytes(),
-        "memory_bytes": group.memory_bytes(),
-        "packed_bytes": group.packed_bytes(),
-        "largest_bytes": group.sample.largest_bytes,
+        "bytes": sizes.encoded_bytes,
+        "memory_bytes": sizes.memory_bytes,
+        "packed_bytes": sizes.packed_bytes,
+        "largest_bytes": sizes.largest_bytes,
         "mirrored": group.mirror.is_some(),
     })
 }
@@ -166,7 +167,7 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     if keyspace.groups.is_empty() {
         return;
     }
-    let by_size = |group: &KeyGroup| std::cmp::Reverse((group.encoded_bytes(), group.range.keys));
+    let by_size = |group: &KeyGroup| std::cmp::Reverse((group.estimate().encoded_bytes, group.range.keys));
     let mut resources = keyspace.resources();
     resources.sort_by_key(|resource| by_size(&resource.total));
     // Each resource, and the largest of the parts into which it was divided.
@@ -194,8 +195,8 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
             "    {:width$}  {:>10}  {:>10}  {:>10}  {}",
             indent + &group.name(),
             group.range.keys,
-            bytes(group.encoded_bytes()),
-            bytes(group.sample.encoded_bytes_of(1)),
+            bytes(group.estimate().encoded_bytes),
+            bytes(group.sample.scaled(1).encoded_bytes),
             if group.mirror.is_some() { "yes" } else { "no" },
         );
     }

@@ -94,13 +94,7 @@ impl<'a> Resource<'a> {
     fn add(&mut self, group: &'a KeyGroup) {
         self.total.range.keys += group.range.keys;
         self.total.range.end = group.range.end.clone();
-        self.total.sample = self.total.sample.join(SizeSample {
-            keys: group.range.keys,
-            encoded_bytes: group.encoded_bytes(),
-            memory_bytes: group.memory_bytes(),
-            packed_bytes: group.packed_bytes(),
-            largest_bytes: group.sample.largest_bytes,
-        });
+        self.total.sample = self.total.sample.join(group.estimate());
         self.groups.push(group);
     }
 }

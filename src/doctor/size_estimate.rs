@@ -36,7 +36,7 @@ impl SizeSample {
     fn add_packed(&mut self, entries: Vec<Entry>) {
         let nodes = entries.len() as u64 * NODE_BYTES;
         let tree = Tree::load(entries, Packing::Always);
-        self.packed_bytes += tree.memory_bytes() - tree.node_bytes() + nodes;
+        self.packed_bytes += tree.memory().entries + nodes;
     }
 }
 
@@ -149,7 +149,7 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
     for group in groups {
         let mut key = group.range.start.clone();
         loop {
-            let mean = group.sample.encoded_bytes_of(1);
+            let mean = group.sample.scaled(1).encoded_bytes;
             let limit = match group.sample.keys {
                 0 => SAMPLE_KEYS,
                 _ => page_limit(PAGE_BYTES, mean),
@@ -209,12 +209,12 @@ mod tests {
             let mut sample = SizeSample::default();
             entries.iter().step_by(100).for_each(|entry| sample.add(entry));
             let tree = Tree::from_sorted(entries);
-            let (estimated, actual) = (sample.memory_bytes_of(20_000), tree.memory_bytes());
+            let (estimated, actual) = (sample.scaled(20_000).memory_bytes, tree.memory_bytes());
             assert!(
                 estimated.abs_diff(actual) * 50 < actual,
                 "{value_bytes}: {estimated} for {actual}"
             );
-            assert_eq!(sample.encoded_bytes_of(20_000), tree.summary().encoded_bytes);
+            assert_eq!(sample.scaled(20_000).encoded_bytes, tree.summary().encoded_bytes);
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
                 sample.add_packed(eight.to_vec());
             }
             let tree = Tree::load(entries, Packing::Always);
-            let (estimated, actual) = (sample.packed_bytes_of(20_000), tree.memory_bytes());
+            let (estimated, actual) = (sample.scaled(20_000).packed_bytes, tree.memory_bytes());
             assert!(
                 estimated * 11 / 10 >= actual && estimated < 2 * actual,
                 "{value_bytes}: {estimated} for {actual}"

@@ -1,6 +1,6 @@
 //! Verdict: what would be mirrored, in how much memory, and whether clients would benefit.
 
-use super::model::{KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report};
+use super::model::{KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report, SizeSample};
 use crate::config::Config;
 use crate::diagnosis::format::{bytes, counted, duration};
 use crate::diagnosis::{self, Finding, FindingId, Severity};
@@ -87,9 +87,9 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
     let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let all: u64 = keyspace.keys.max(1);
     let estimate = |(index, scope): (usize, &Scope)| {
-        let groups = || keyspace.groups.iter().filter(|group| group.mirror == Some(index));
-        let keys: u64 = groups().map(|group| group.range.keys).sum();
-        let memory_bytes: u64 = groups().map(KeyGroup::memory_bytes).sum();
+        let groups = keyspace.groups.iter().filter(|group| group.mirror == Some(index));
+        let sizes = groups.map(KeyGroup::estimate);
+        let sizes = sizes.fold(SizeSample::default(), SizeSample::join);
         #[allow(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -98,15 +98,15 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
         )]
         let changes = (keyspace.revisions_per_second.max(0.0)
             * config.mirror.history_max_age.as_secs_f64()
-            * keys as f64
+            * sizes.keys as f64
             / all as f64) as u64;
-        let history = changes.saturating_mul(memory_bytes / keys.max(1) + CHANGE_BYTES);
+        let history = changes.saturating_mul(sizes.memory_bytes / sizes.keys.max(1) + CHANGE_BYTES);
         MirrorEstimate {
             name: scope.name(),
-            keys,
-            encoded_bytes: groups().map(KeyGroup::encoded_bytes).sum(),
-            memory_bytes,
-            packed_bytes: groups().map(KeyGroup::packed_bytes).sum(),
+            keys: sizes.keys,
+            encoded_bytes: sizes.encoded_bytes,
+            memory_bytes: sizes.memory_bytes,
+            packed_bytes: sizes.packed_bytes,
             history_bytes: history.min(config.mirror.history_max_bytes),
         }
     };
@@ -187,14 +187,14 @@ fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
         .map(|resource| &resource.total)
         .filter(|group| group.mirror.is_some() && !group.range.prefix.is_empty())
         .collect();
-    mirrored.sort_by_key(|group| std::cmp::Reverse(group.memory_bytes()));
-    let all: u64 = mirrored.iter().map(|group| group.memory_bytes()).sum();
+    mirrored.sort_by_key(|group| std::cmp::Reverse(group.estimate().memory_bytes));
+    let all: u64 = mirrored.iter().map(|group| group.estimate().memory_bytes).sum();
     let mut left = needed;
     let mut names = Vec::new();
     for group in mirrored.iter().take(NAMED) {
         names.push(group.name());
         // What is packed has about the same shares.
-        let share = u128::from(group.memory_bytes()) * u128::from(needed) / u128::from(all.max(1));
+        let share = u128::from(group.estimate().memory_bytes) * u128::from(needed) / u128::from(all.max(1));
         left = left.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX));
         if left <= max / 10 * 9 {
             return format!("leave out large prefixes: --no-cache-prefix {}", names.join(","));
@@ -242,14 +242,17 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     let resources = keyspace.resources();
     let totals = resources.iter().map(|resource| &resource.total);
     let mirrored = totals.filter(|group| group.mirror.is_some());
-    let Some(largest) = mirrored.clone().max_by_key(|group| group.encoded_bytes()) else {
+    let Some(largest) = mirrored
+        .clone()
+        .max_by_key(|group| group.estimate().encoded_bytes)
+    else {
         return;
     };
     let check = quorum
         .round_trip
         .map_or_else(String::new, |took| format!(" of {}", duration(took)));
     let keys: u64 = mirrored.clone().map(|group| group.range.keys).sum();
-    let total: u64 = mirrored.clone().map(KeyGroup::encoded_bytes).sum();
+    let total: u64 = mirrored.clone().map(|group| group.estimate().encoded_bytes).sum();
     if keys < SMALL_KEYS && total < SMALL_BYTES {
         report.find(
             FindingId::LittleToGain,
@@ -268,7 +271,7 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
                  from memory each costs etcd one check{check}",
                 counted(largest.range.keys, "key"),
                 largest.name(),
-                bytes(largest.encoded_bytes()),
+                bytes(largest.estimate().encoded_bytes),
                 duration(keyspace.count_took),
             ),
         );
@@ -282,14 +285,14 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     );
     if let Some(events) = mirrored
         .clone()
-        .find(|group| group.name().ends_with(EVENTS) && group.memory_bytes() * 10 > total)
+        .find(|group| group.name().ends_with(EVENTS) && group.estimate().memory_bytes * 10 > total)
     {
         report.find(
             FindingId::EventsAreLarge,
             format!(
                 "{0} needs {1} of it: events are written often and listed seldom, so consider --no-cache-prefix {0}",
                 events.name(),
-                bytes(events.memory_bytes())
+                bytes(events.estimate().memory_bytes)
             ),
         );
     }
@@ -301,7 +304,7 @@ mod tests {
 
     use clap::Parser;
 
-    use super::super::model::{Cost, SizeSample};
+    use super::super::model::Cost;
     use super::super::resources::resource_of;
     use super::*;
     use crate::diagnosis::Area;

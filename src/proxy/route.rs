@@ -269,13 +269,8 @@ fn arm_faults(proxy: &Proxy, headers: &HeaderMap) {
     let Some(name) = faults::named(headers) else {
         return;
     };
-    if name == b"leave-out" {
-        proxy.mirrors.leave_out_all();
-    }
+    proxy.mirrors.inject(name);
     faults::arm(name);
-    if faults::is_armed(Fault::Corrupt) {
-        proxy.mirrors.corrupt();
-    }
 }
 
 #[cfg(test)]

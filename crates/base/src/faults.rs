@@ -2,8 +2,8 @@
 //! environment sets `RANGECACHE_TEST_FAULTS`. Release builds contain none of it.
 //!
 //! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that the fault concerns triggers
-//! it, once. `leave-out` leaves all values of all mirrors out at once. Uses
-//! `simulated`.
+//! it, once. Mirrors carry out theirs at once: `leave-out` leaves all values of all mirrors out, `corrupt` removes a key
+//! from each. Uses `simulated`.
 
 /// A fault that a request can arm; the name in the metadata is at the end of each line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +18,6 @@ pub enum Fault {
     Check,
     /// The next tick of the probe panics: `probe`.
     Probe,
-    /// A key is removed from each mirror: `corrupt`.
-    Corrupt,
     /// The next successful quorum check is not reported until `release`: `hold`.
     Hold,
     /// The next turn at the admin port is not given until `release`: `admin-turn`.
@@ -44,7 +42,7 @@ mod armed {
         1 << fault as u8
     }
 
-    /// Name of the fault that the request names; `leave-out` is carried out by the caller at once.
+    /// Name of the fault that the request names; the caller has mirrors carry out theirs.
     pub fn named(headers: &http::HeaderMap) -> Option<&[u8]> {
         static ALLOWED: OnceLock<bool> = OnceLock::new();
         let name = headers.get("rangecache-test-fault")?;
@@ -61,7 +59,6 @@ mod armed {
             b"feed" => Fault::Feed,
             b"check" => Fault::Check,
             b"probe" => Fault::Probe,
-            b"corrupt" => Fault::Corrupt,
             b"hold" => Fault::Hold,
             b"admin-turn" => Fault::AdminTurn,
             b"block" => Fault::Block,

@@ -14,25 +14,25 @@ use etcd_store::keyspace::scope::{Scope, scopes};
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Mirrors {
-    /// Scopes of `prefixes` without `left_out` that have no mirror.
-    fn missing(&self, prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
-        let mut wanted = scopes(prefixes, left_out);
+    /// Scopes of `prefixes` without `excluded` that have no mirror.
+    fn missing(&self, prefixes: &[String], excluded: &[String]) -> Vec<Scope> {
+        let mut wanted = scopes(prefixes, excluded);
         wanted.retain(|scope| self.all().all(|mirror| mirror.scope != *scope));
         wanted
     }
 
     /// Whether [`Mirrors::set_scopes`] has a place for each new mirror.
     #[must_use]
-    pub fn has_places(&self, prefixes: &[String], left_out: &[String]) -> bool {
-        self.missing(prefixes, left_out).len() <= self.set.free()
+    pub fn has_places(&self, prefixes: &[String], excluded: &[String]) -> bool {
+        self.missing(prefixes, excluded).len() <= self.set.free()
     }
 
-    /// Mirrors the scopes of `prefixes` without `left_out` from now on. Reads of removed mirrors are forwarded and their
+    /// Mirrors the scopes of `prefixes` without `excluded` from now on. Reads of removed mirrors are forwarded and their
     /// watches continue at etcd; mirrors that stay continue, and new ones serve once they are loaded. Returns when the tasks
     /// of the removed ones have ended.
-    pub async fn set_scopes(self: &Arc<Self>, prefixes: &[String], left_out: &[String]) {
-        let added = self.missing(prefixes, left_out);
-        let wanted = scopes(prefixes, left_out);
+    pub async fn set_scopes(self: &Arc<Self>, prefixes: &[String], excluded: &[String]) {
+        let added = self.missing(prefixes, excluded);
+        let wanted = scopes(prefixes, excluded);
         let mut removed = Vec::new();
         for (_, slot) in self.set.present() {
             if !wanted.contains(&slot.mirror.scope) {

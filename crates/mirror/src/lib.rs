@@ -15,8 +15,7 @@
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `set` | places of mirrors, their memory together, and what drops them all |
 //! | `changes` | mirrors that a reload adds or removes |
-//! | `packing` | values compressed as memory becomes scarce |
-//! | `residency` | values left out once that is not enough, and read again |
+//! | `memory` | values packed as memory becomes scarce, or left out, and read again |
 //! | `pace` | pace of reads in the background |
 //! | `neighbours` | neighbours that would be of no use to the next start |
 //! | `flags` | the flags |
@@ -40,13 +39,12 @@ mod image;
 mod lifecycle;
 pub mod lineage;
 mod load;
+mod memory;
 pub mod metrics;
 mod mirrors;
 mod neighbours;
 mod pace;
-mod packing;
 mod probe;
-mod residency;
 mod set;
 mod stale;
 #[cfg(test)]
@@ -103,13 +101,8 @@ pub fn start(
             verify::run(&of, interval).await
         });
     }
-    spawn(
-        &mirrors,
-        "packing",
-        |of| async move { packing::run(&of.set).await },
-    );
-    spawn(&mirrors, "residency", |of| async move {
-        residency::run(&of.set, &of.upstream).await
+    spawn(&mirrors, "memory", |of| async move {
+        memory::run(&of.set, &of.upstream).await
     });
     spawn(&mirrors, "neighbours", |of| async move {
         load::check_neighbours(&of.set, &of.upstream).await;

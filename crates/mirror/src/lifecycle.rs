@@ -23,9 +23,9 @@ use super::fan_out;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::image::{self, Images};
 use super::load::{self, Adopted, Have, Load, LoadCause, LoadError, LoadedBy, over_budget};
+use super::memory;
 use super::metrics::MirrorsMetrics;
 use super::mirrors::{Mirrors, background};
-use super::packing;
 use super::view::{Epoch, LoadedStore, Mirror, ReaderEnd};
 use rangecache_base::net::Url;
 use rangecache_base::panics::caught;
@@ -70,11 +70,11 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
             }
         });
     }
-    let mirrors_of_hub = Arc::clone(mirrors);
+    let mirrors_of_fan_out = Arc::clone(mirrors);
     let stop = mirrors.stop.clone();
     mirrors.tasks.spawn(async move {
         // Continues after a removal, so that the watches get what they have not taken yet and the end.
-        if let Some(slot) = mirrors_of_hub.set.get(position) {
+        if let Some(slot) = mirrors_of_fan_out.set.get(position) {
             stop.run_until_cancelled(fan_out::follow(&slot.mirror, &slot.fan_out))
                 .await;
         }
@@ -118,10 +118,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
         cause = match lifecycle.load(epoch, cause).await {
             Ok(loaded_by) => tokio::select! {
                 cause = lifecycle.follow(epoch, loaded_by) => cause,
-                () = mirror.damage_reported() => {
-                    let _ = mirror.end_damaged(epoch);
-                    LoadCause::Dropped(Reason::Damaged)
-                }
+                reason = mirror.damage_reported(epoch) => LoadCause::Dropped(reason),
             },
             Err(cause) => cause,
         };
@@ -221,7 +218,7 @@ impl Lifecycle<'_> {
             set: &mirrors.set,
             upstream: &mirrors.upstream,
             telemetry: &mirrors.telemetry,
-            packing: packing::while_loading(&mirrors.set, mirror),
+            builder: memory::builder(&mirrors.set, mirror),
             mirror,
         };
         if let Some(images) = self.images {

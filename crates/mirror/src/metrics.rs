@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use etcd_store::cache::{Summary, TreeMemory};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::metrics::{
     Counter, FloatCounter, FloatGauge, Gauge, Latency, gauge, metric_group,
@@ -154,15 +155,21 @@ metric_group! {
     }
 }
 
-/// Size of the keys below one prefix.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PrefixSize {
-    /// Number of keys.
-    pub keys: u64,
-    /// Bytes of keys and values, as etcd encodes them.
-    pub bytes: u64,
-    /// The part of them whose values are not held.
-    pub not_held_bytes: u64,
+impl MirrorMetrics {
+    /// Records the memory of a mirror, and the part of it that history takes, in bytes, and what takes that of its tree.
+    pub(super) fn record_memory(&self, (all, history): (u64, u64), tree: TreeMemory) {
+        self.memory_bytes.set(gauge(all));
+        self.history_bytes.set(gauge(history));
+        self.packed_bytes.set(gauge(tree.packed));
+        self.packed_encoded_bytes.set(gauge(tree.packed_encoded));
+        self.index_bytes.set(gauge(tree.nodes));
+        self.not_held_bytes.set(gauge(tree.not_held));
+    }
+
+    /// Whether the mirror holds every value.
+    pub(super) fn has_all_values(&self) -> bool {
+        self.not_held_bytes.get() == 0
+    }
 }
 
 /// Every reason for which a load or a read went to etcd without RangeStream; docs/consistency.md explains them.
@@ -265,7 +272,7 @@ metric_group! {
 
 impl PrefixMetrics {
     /// Replaces the exported prefixes by these: name, size and counts.
-    pub fn export<'a>(&self, prefixes: impl Iterator<Item = (&'a str, PrefixSize, PrefixCounts)>) {
+    pub fn export<'a>(&self, prefixes: impl Iterator<Item = (&'a str, Summary, PrefixCounts)>) {
         let _exporting = self.exporting.lock();
         self.keys.clear();
         self.bytes.clear();
@@ -277,8 +284,8 @@ impl PrefixMetrics {
         self.watches.clear();
         for (prefix, size, counts) in prefixes {
             let prefix = || prefix.to_owned();
-            self.keys.of(prefix()).set(gauge(size.keys));
-            self.bytes.of(prefix()).set(gauge(size.bytes));
+            self.keys.of(prefix()).set(gauge(size.count));
+            self.bytes.of(prefix()).set(gauge(size.encoded_bytes));
             self.not_held_bytes.of(prefix()).set(gauge(size.not_held_bytes));
             self.reads.of(prefix()).inc_by(counts.reads);
             self.proven_reads.of(prefix()).inc_by(counts.proven_reads);

@@ -14,6 +14,8 @@ use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
 use super::image::Images;
 use super::lineage::{ClusterState, Compaction, HistoryId};
+#[cfg(debug_assertions)]
+use super::memory;
 use super::metrics::RoomMetrics;
 use super::neighbours::UselessNeighbour;
 use super::set::{MirrorSet, MirrorSlot};
@@ -247,16 +249,14 @@ impl Mirrors {
         }
     }
 
-    /// Leaves out all values of all mirrors, for tests.
+    /// Carries out a fault that concerns mirrors, by its name, for tests.
     #[cfg(debug_assertions)]
-    pub fn leave_out_all(&self) {
-        self.all().for_each(Mirror::leave_out_all);
-    }
-
-    /// Removes one key from each mirror, for tests of verification.
-    #[cfg(debug_assertions)]
-    pub fn corrupt(&self) {
-        self.all().for_each(Mirror::corrupt);
+    pub fn inject(&self, fault: &[u8]) {
+        match fault {
+            b"corrupt" => self.all().for_each(Mirror::corrupt),
+            b"leave-out" => memory::leave_out_all(&self.set),
+            _ => {}
+        }
     }
 
     /// Bytes by which the mirrors, what readers keep of their old views, and loads in progress exceed

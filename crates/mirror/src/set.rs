@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::fan_out::FanOut;
-use super::flags::{CachePack, MirrorConfig};
+use super::flags::MirrorConfig;
 use super::lineage::{Before, ClusterState, HistoryId, Transition};
 use super::neighbours::{Neighbours, UselessNeighbour};
 use super::view::Mirror;
@@ -83,8 +83,7 @@ pub(super) struct MirrorSet {
     pub(super) cluster_state: Arc<ClusterState>,
     /// The last answers of neighbours.
     pub(super) neighbours: Neighbours,
-    /// `--cache-max-bytes`.
-    live: Live<MirrorConfig>,
+    pub(super) live: Live<MirrorConfig>,
 }
 
 impl MirrorSet {
@@ -169,11 +168,6 @@ impl MirrorSet {
             named.contains(&known.url) && self.all().any(|mirror| mirror.name == known.mirror)
         });
         useless
-    }
-
-    /// When values are packed (`--cache-pack`).
-    pub(super) fn cache_pack(&self) -> CachePack {
-        self.live.load().cache_pack
     }
 
     /// Memory of all mirrors, loads in progress included.

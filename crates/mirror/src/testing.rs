@@ -21,7 +21,7 @@ use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{LoadedStore, Mirror};
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Packing, Store, Tree};
+use etcd_store::cache::{Change, HistoryLimits, Store, Tree, TreeBuilder};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::watch_request::RequestUnion;
 use etcd_wire::etcdserverpb::{
@@ -409,7 +409,7 @@ impl Bench {
             set,
             upstream: &self.upstream,
             telemetry: &self.telemetry,
-            packing: Packing::Never,
+            builder: TreeBuilder::default(),
             mirror: &set.get(0).unwrap().mirror,
         };
         tokio::time::timeout(SOON, super::load::bring(&load, have))

@@ -18,7 +18,7 @@ use super::lineage::History;
 use super::mirrors::{Mirrors, background};
 use super::pace::pause_after;
 use super::view::{Epoch, Mirror, View};
-use etcd_store::cache::{Tree, Unpacker};
+use etcd_store::cache::Tree;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::Reason;
@@ -258,20 +258,8 @@ impl TreeRange {
 
     /// Compares etcd's response with the tree from which the piece was cut.
     fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), PieceDifference> {
-        let mut first = 0;
-        let mut unpacker = Unpacker::default();
-        view.tree.for_each_from(self.rank, |entry| {
-            let same = first < self.keys
-                && theirs
-                    .kvs
-                    .get(usize::try_from(first).unwrap_or(usize::MAX))
-                    .is_some_and(|theirs| unpacker.is_message(entry, theirs));
-            if !same {
-                return ControlFlow::Break(());
-            }
-            first += 1;
-            ControlFlow::Continue(())
-        });
+        // More keys than the piece's show in the count.
+        let first = view.tree.matching(self.rank, &theirs.kvs).min(self.keys);
         let etcd_keys = u64::try_from(theirs.count).unwrap_or(0);
         if first == self.keys && etcd_keys == self.keys && theirs.kvs.len() as u64 == self.keys {
             return Ok(());

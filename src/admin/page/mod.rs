@@ -164,6 +164,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
+    use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::{
         Budget, CertificateStatus, ClientStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency,
         MirrorStatus, OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
@@ -249,13 +250,10 @@ mod tests {
                 lag_revisions: Some(1),
                 oldest_revision: Some(2),
                 keys: 1_234,
-                memory_bytes: 2048,
-                held_bytes: 0,
-                history_bytes: 0,
-                packed_bytes: 0,
-                packed_encoded_bytes: 0,
-                not_held_bytes: 0,
-                index_bytes: 0,
+                memory: MirrorMemory {
+                    memory_bytes: 2048,
+                    ..MirrorMemory::default()
+                },
                 load_keys: 0,
                 load_bytes: 0,
                 adopted: Vec::new(),

@@ -45,14 +45,13 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 }
                 (pair("behind etcd by", &lag))
                 (pair("keys", &count(mirror.keys)))
-                (pair("memory", &bytes(mirror.memory_bytes)))
-                (part("plain values", &bytes(plain_bytes(mirror))))
-                (part("packed values", &packed_in_words(mirror)))
-                (part("index", &bytes(mirror.index_bytes)))
-                (part("past revisions", &bytes(mirror.history_bytes)))
-                (pair("memory kept for slow readers", &bytes(mirror.held_bytes)))
-                @if mirror.not_held_bytes > 0 {
-                    (pair("values only in etcd", &bytes(mirror.not_held_bytes)))
+                (pair("memory", &bytes(mirror.memory.memory_bytes)))
+                @for (title, value) in mirror.memory.parts() {
+                    (part(title, &value))
+                }
+                (pair("memory kept for slow readers", &bytes(mirror.memory.held_bytes)))
+                @if let Some(size) = mirror.memory.only_in_etcd() {
+                    (pair("values only in etcd", &size))
                 }
                 (pair("readable from revision", &number(mirror.oldest_revision)))
                 (pair("events applied", &count(mirror.events)))
@@ -68,12 +67,6 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
             }
         }
     }
-}
-
-/// Memory of keys and values that are not packed, in bytes.
-fn plain_bytes(mirror: &MirrorStatus) -> u64 {
-    let others = mirror.history_bytes + mirror.packed_bytes + mirror.index_bytes;
-    mirror.memory_bytes.saturating_sub(others)
 }
 
 /// Title of the bytes that loads did not have to read.
@@ -98,13 +91,6 @@ fn image_in_words(image: &ImageStatus) -> String {
         format!("{state}; it cannot be written")
     } else {
         state
-    }
-}
-
-fn packed_in_words(mirror: &MirrorStatus) -> String {
-    match mirror.packed_bytes {
-        0 => "none".to_owned(),
-        packed => format!("{} for {}", bytes(packed), bytes(mirror.packed_encoded_bytes)),
     }
 }
 
@@ -246,9 +232,22 @@ pub(super) fn gates(gates: &[GateStatus]) -> Section {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::AdoptedStatus;
     use crate::admin::status::model::Stretch;
     use rangecache_upstream::EndpointPeer;
+
+    fn memory() -> MirrorMemory {
+        MirrorMemory {
+            memory_bytes: 10 << 20,
+            history_bytes: 1 << 20,
+            packed_bytes: 2 << 20,
+            packed_encoded_bytes: 6 << 20,
+            not_held_bytes: 5 << 20,
+            index_bytes: 3 << 20,
+            held_bytes: 0,
+        }
+    }
 
     fn mirror() -> MirrorStatus {
         MirrorStatus {
@@ -260,13 +259,7 @@ mod tests {
             lag_revisions: Some(1),
             oldest_revision: Some(2),
             keys: 10,
-            memory_bytes: 10 << 20,
-            history_bytes: 1 << 20,
-            packed_bytes: 2 << 20,
-            packed_encoded_bytes: 6 << 20,
-            not_held_bytes: 5 << 20,
-            index_bytes: 3 << 20,
-            held_bytes: 0,
+            memory: memory(),
             load_keys: 9,
             load_bytes: 1 << 20,
             adopted: Vec::new(),
@@ -329,19 +322,22 @@ mod tests {
             "{html}"
         );
         let plain = MirrorStatus {
-            packed_bytes: 0,
-            packed_encoded_bytes: 0,
-            not_held_bytes: 0,
+            memory: MirrorMemory {
+                packed_bytes: 0,
+                packed_encoded_bytes: 0,
+                not_held_bytes: 0,
+                ..memory()
+            },
             ..mirror()
         };
         assert!(card(&plain).contains(&part("packed values", "none").into_string()));
         assert!(!card(&plain).contains("only in etcd"));
         // Figures of different moments.
-        let odd = MirrorStatus {
+        let odd = MirrorMemory {
             memory_bytes: 1,
-            ..mirror()
+            ..memory()
         };
-        assert_eq!(plain_bytes(&odd), 0);
+        assert_eq!(odd.plain_bytes(), 0);
     }
 
     #[test]

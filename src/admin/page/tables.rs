@@ -5,6 +5,7 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::parts::{Section, table};
+use crate::admin::memory::size_in_words;
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::status::model::{ClientStatus, CodeStatus, Status};
 use crate::diagnosis::format::{bytes, count, long, rate};
@@ -24,8 +25,8 @@ const CALLS: &[Column<CodeStatus>] = &[
 
 const PREFIXES: &[Column<PrefixStatus>] = &[
     ("prefix", |of| html! { code { (of.prefix) } }),
-    ("keys", |of| html! { (count(of.keys)) }),
-    ("size", |of| html! { (size(of)) }),
+    ("keys", |of| html! { (count(of.size.count)) }),
+    ("size", |of| html! { (size_in_words(&of.size)) }),
     ("reads/s", |of| html! { (rate(of.reads_per_second)) }),
     ("writes/s", |of| html! { (rate(of.writes_per_second)) }),
     ("new watches/s", |of| html! { (rate(of.watches_per_second)) }),
@@ -80,13 +81,6 @@ fn rows<T>(label: &str, columns: &[Column<T>], items: &[T]) -> Markup {
         }
     };
     table(label, titles, &rows)
-}
-
-fn size(of: &PrefixStatus) -> String {
-    match of.not_held_bytes {
-        0 => bytes(of.bytes),
-        part => format!("{}, {} of it only in etcd", bytes(of.bytes), bytes(part)),
-    }
 }
 
 #[allow(

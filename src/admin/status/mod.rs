@@ -10,6 +10,7 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use super::handles::Handles;
+use super::memory::MirrorMemory;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::FlagOrigin;
@@ -174,13 +175,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
         lag_revisions: in_service.map(|revision| known.saturating_sub(revision).max(0)),
         oldest_revision: in_service.map(|_| gauges.oldest_revision.get()),
         keys: unsigned(gauges.keys.get()),
-        memory_bytes: mirror.memory_bytes(),
-        history_bytes: unsigned(gauges.history_bytes.get()),
-        packed_bytes: unsigned(gauges.packed_bytes.get()),
-        packed_encoded_bytes: unsigned(gauges.packed_encoded_bytes.get()),
-        not_held_bytes: unsigned(gauges.not_held_bytes.get()),
-        index_bytes: unsigned(gauges.index_bytes.get()),
-        held_bytes: mirror.held_bytes(),
+        memory: MirrorMemory::of(mirror),
         load_keys: unsigned(gauges.load_keys.get()),
         load_bytes: unsigned(gauges.load_bytes.get()),
         adopted: adopted(mirror),

@@ -6,6 +6,7 @@ use serde::ser::SerializeStruct as _;
 use serde::{Serialize, Serializer};
 
 use super::samples::{INTERVAL, OpenWatches, ReadCounts, ReadLatency, ReadSample};
+use crate::admin::memory::MirrorMemory;
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
 use crate::diagnosis::reasons::OutcomeClass;
@@ -205,19 +206,8 @@ pub(crate) struct MirrorStatus {
     /// Oldest past revision that can be read.
     pub(crate) oldest_revision: Option<i64>,
     pub(crate) keys: u64,
-    /// Bytes of keys, values and history.
-    pub(crate) memory_bytes: u64,
-    pub(crate) history_bytes: u64,
-    /// Bytes of packed keys and values (`--cache-pack`), a part of `memory_bytes`.
-    pub(crate) packed_bytes: u64,
-    /// Bytes of the same as etcd sends them.
-    pub(crate) packed_encoded_bytes: u64,
-    /// Bytes of keys and values whose values only etcd has, because memory is too small, as etcd sends them.
-    pub(crate) not_held_bytes: u64,
-    /// Bytes of the tree that finds keys, a part of `memory_bytes`.
-    pub(crate) index_bytes: u64,
-    /// Bytes of replaced entries that only responses in flight keep.
-    pub(crate) held_bytes: u64,
+    #[serde(flatten)]
+    pub(crate) memory: MirrorMemory,
     /// Keys of the current or last load.
     pub(crate) load_keys: u64,
     /// Bytes of the current or last load.

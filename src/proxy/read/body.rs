@@ -8,10 +8,11 @@ use http_body::Frame;
 
 use super::scan::ScannedEntries;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use etcd_store::cache::{Answer, Chunks, CorruptBlock, JsonAnswer, Rope, chunk_head};
+use etcd_store::cache::{Answer, Chunks, JsonAnswer, MemoryError, Rope, chunk_head};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
 use etcd_wire::grpc::status::ok_trailers;
 use rangecache_base::faults::{self, Fault};
+use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::HeldBytes;
 use rangecache_mirror::HeldView;
 use rangecache_mirror::view::Mirror;
@@ -50,19 +51,16 @@ enum KeptEntries {
 }
 
 impl EntrySource<'_> {
-    /// Returns what was produced, and tells the mirror of a damaged value.
-    fn checked<P>(&self, produced: Result<P, CorruptBlock>) -> Result<P, CorruptBlock> {
-        match (&produced, self) {
-            (
-                Err(_),
-                EntrySource::Mirror {
-                    mirror: Some(mirror), ..
-                },
-            ) => mirror.report_damage(),
-            (Err(_), EntrySource::Scanned(scanned)) => scanned.view.report_damage(),
-            _ => {}
-        }
-        produced
+    /// Returns what was produced, and tells the mirror if its memory is damaged.
+    fn checked<P>(&self, produced: Result<P, MemoryError>) -> Result<P, Reason> {
+        produced.map_err(|_| {
+            match self {
+                EntrySource::Mirror { mirror, .. } => mirror.iter().for_each(|mirror| mirror.report_damage()),
+                EntrySource::Scanned(scanned) => scanned.view.report_damage(),
+                EntrySource::Series(_) => {}
+            }
+            Reason::Damaged
+        })
     }
 
     fn keep(self) -> KeptEntries {
@@ -76,35 +74,9 @@ impl EntrySource<'_> {
     }
 }
 
-impl KeptEntries {
-    fn view(&self) -> Option<&HeldView> {
-        match self {
-            KeptEntries::View(view) => view.as_ref(),
-            KeptEntries::Scanned(scanned) => Some(&scanned.view),
-            KeptEntries::Bytes { .. } => None,
-        }
-    }
-
-    /// The frame of the next piece, or the end of a response that cannot be completed.
-    fn framed<P>(&self, piece: Result<Option<P>, CorruptBlock>) -> Option<FrameResult>
-    where
-        Rope: From<P>,
-    {
-        match piece {
-            Ok(piece) => piece.map(|piece| Ok(Frame::data(piece.into()))),
-            Err(corrupt) => {
-                if let Some(view) = self.view() {
-                    view.report_damage();
-                }
-                Some(Err(corrupt.into()))
-            }
-        }
-    }
-}
-
 /// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
 /// `entries` is what keeps them in memory until the body is dropped.
-pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<ResponseBody, CorruptBlock> {
+pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<ResponseBody, Reason> {
     let mut prefix = [0; PREFIX_BYTES];
     put_prefix(&mut prefix, answer.len());
     if answer.len() <= SMALL_BYTES {
@@ -112,169 +84,141 @@ pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> Result<Res
         message[..PREFIX_BYTES].copy_from_slice(&prefix);
         return Ok(ResponseBody::whole(message.into(), ok_trailers()));
     }
-    Ok(ResponseBody::from_source(AnswerBody {
-        prefix: Some(Bytes::copy_from_slice(&prefix)),
-        answer,
-        kept: entries.keep(),
-        has_ended: false,
-    }))
+    let prefix = Bytes::copy_from_slice(&prefix).into();
+    let pieces = Pieces::Message(answer);
+    Ok(body_of(Some(prefix), pieces, Some(ok_trailers()), entries))
 }
 
 /// Returns a body with one gRPC message per chunk, then OK trailers. `entries` is what keeps them in memory until the
 /// body is dropped.
 pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseBody {
-    ResponseBody::from_source(ChunksBody {
+    let pieces = Pieces::Chunks {
         chunks,
         current: None,
-        has_ended: false,
-        kept: entries.keep(),
-    })
+    };
+    body_of(None, pieces, Some(ok_trailers()), entries)
 }
 
 /// Returns a body with `answer` as JSON, and its length in bytes if it is short: etcd sends that length as well.
 pub(super) fn json_body(
     mut answer: JsonAnswer,
     entries: EntrySource<'_>,
-) -> Result<(ResponseBody, Option<usize>), CorruptBlock> {
-    let first = entries
-        .checked(answer.next_piece(PIECE_BYTES))?
-        .unwrap_or_default();
+) -> Result<(ResponseBody, Option<usize>), Reason> {
+    let first = entries.checked(answer.next_piece(PIECE_BYTES))?;
+    let first = Bytes::from(first.unwrap_or_default());
     if answer.is_done() && first.len() <= COUNTED_JSON_BYTES {
         let length = first.len();
-        let body = ResponseBody::whole(first.into(), HeaderMap::new());
-        return Ok((body, Some(length)));
+        return Ok((ResponseBody::whole(first, HeaderMap::new()), Some(length)));
     }
-    let body = ResponseBody::from_source(JsonBody {
-        first: Some(first),
-        answer,
-        kept: entries.keep(),
-        has_ended: false,
-    });
+    let body = body_of(Some(first.into()), Pieces::Json(answer), None, entries);
     Ok((body, None))
 }
 
-/// Body of a Range response in JSON.
+/// Returns a body of what is sent before the pieces, these, and the trailers.
+fn body_of(
+    first: Option<Rope>,
+    pieces: Pieces,
+    trailers: Option<HeaderMap>,
+    entries: EntrySource<'_>,
+) -> ResponseBody {
+    ResponseBody::from_source(MemoryBody {
+        first,
+        pieces: Some(pieces),
+        trailers,
+        kept: entries.keep(),
+    })
+}
+
+/// Body of a response that is produced while it is sent.
 #[derive(Debug)]
-struct JsonBody {
-    first: Option<String>,
-    answer: JsonAnswer,
+struct MemoryBody {
+    /// Sent before the pieces.
+    first: Option<Rope>,
+    /// `None` after the last one, and after an error.
+    pieces: Option<Pieces>,
+    trailers: Option<HeaderMap>,
     kept: KeptEntries,
-    /// An error was returned.
-    has_ended: bool,
 }
 
-impl BodySource for JsonBody {
-    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        faults::trip(Fault::Body);
-        if self.has_ended {
-            return Poll::Ready(None);
-        }
-        let piece = match self.first.take() {
-            Some(first) => Ok(Some(first)),
-            None => self.answer.next_piece(PIECE_BYTES),
-        };
-        let piece = piece.map(|piece| piece.map(Bytes::from));
-        let frame = self.kept.framed(piece);
-        self.has_ended = matches!(frame, Some(Err(_)));
-        Poll::Ready(frame)
-    }
-
-    fn held_view(&self) -> Option<&HeldView> {
-        self.kept.view()
-    }
-}
-
-/// Body of a Range response that is longer than [`SMALL_BYTES`].
+/// Rest of a response that is still to be produced.
 #[derive(Debug)]
-struct AnswerBody {
-    prefix: Option<Bytes>,
-    answer: Answer,
-    kept: KeptEntries,
-    /// The trailers were returned, or an error.
-    has_ended: bool,
+enum Pieces {
+    Message(Answer),
+    Json(JsonAnswer),
+    Chunks {
+        chunks: Chunks,
+        /// Rest of the chunk whose head was sent already.
+        current: Option<Box<Answer>>,
+    },
 }
 
-impl AnswerBody {
+impl MemoryBody {
     fn next(&mut self) -> Option<FrameResult> {
         faults::trip(Fault::Body);
-        if self.has_ended {
-            return None;
+        if let Some(first) = self.first.take() {
+            return Some(Ok(Frame::data(first)));
         }
-        if let Some(prefix) = self.prefix.take() {
-            return Some(Ok(Frame::data(prefix.into())));
-        }
-        let piece = self.answer.next_piece(PIECE_BYTES);
-        if let Some(frame) = self.kept.framed(piece) {
-            self.has_ended = frame.is_err();
-            return Some(frame);
-        }
-        self.has_ended = true;
-        Some(Ok(Frame::trailers(ok_trailers())))
-    }
-}
-
-impl BodySource for AnswerBody {
-    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.next())
-    }
-
-    fn held_view(&self) -> Option<&HeldView> {
-        self.kept.view()
-    }
-}
-
-/// Body of a RangeStream, encoded one chunk at a time.
-#[derive(Debug)]
-struct ChunksBody {
-    chunks: Chunks,
-    /// Rest of the chunk whose head was sent already.
-    current: Option<Answer>,
-    /// The trailers were returned, or an error.
-    has_ended: bool,
-    kept: KeptEntries,
-}
-
-impl BodySource for ChunksBody {
-    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.next())
-    }
-
-    fn held_view(&self) -> Option<&HeldView> {
-        self.kept.view()
-    }
-}
-
-impl ChunksBody {
-    fn next(&mut self) -> Option<FrameResult> {
-        if self.has_ended {
-            return None;
-        }
-        if let Some(answer) = &mut self.current {
-            let piece = answer.next_piece(PIECE_BYTES);
-            if let Some(frame) = self.kept.framed(piece) {
-                self.has_ended = frame.is_err();
-                return Some(frame);
+        match self.pieces.as_mut()?.next() {
+            Ok(Some(piece)) => Some(Ok(Frame::data(piece))),
+            Ok(None) => {
+                self.pieces = None;
+                self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers)))
+            }
+            // The response cannot be completed.
+            Err(error) => {
+                self.pieces = None;
+                if let Some(view) = self.held_view() {
+                    view.report_damage();
+                }
+                Some(Err(error.into()))
             }
         }
-        self.current = None;
-        let Some(answer) = self.chunks.next() else {
-            self.has_ended = true;
-            return Some(Ok(Frame::trailers(ok_trailers())));
+    }
+}
+
+impl BodySource for MemoryBody {
+    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+        Poll::Ready(self.next())
+    }
+
+    fn held_view(&self) -> Option<&HeldView> {
+        match &self.kept {
+            KeptEntries::View(view) => view.as_ref(),
+            KeptEntries::Scanned(scanned) => Some(&scanned.view),
+            KeptEntries::Bytes { .. } => None,
+        }
+    }
+}
+
+impl Pieces {
+    fn next(&mut self) -> Result<Option<Rope>, MemoryError> {
+        let (chunks, current) = match self {
+            Pieces::Message(answer) => return answer.next_piece(PIECE_BYTES),
+            Pieces::Json(answer) => {
+                let text = answer.next_piece(PIECE_BYTES)?;
+                return Ok(text.map(|text| Bytes::from(text).into()));
+            }
+            Pieces::Chunks { chunks, current } => (chunks, current),
+        };
+        if let Some(answer) = current
+            && let Some(piece) = answer.next_piece(PIECE_BYTES)?
+        {
+            return Ok(Some(piece));
+        }
+        *current = None;
+        let Some(answer) = chunks.next() else {
+            return Ok(None);
         };
         let mut head = chunk_head(PREFIX_BYTES, answer.len());
         let length = (head.len() - PREFIX_BYTES) as u64 + answer.len();
         put_prefix(&mut head, length);
         if answer.len() > SMALL_BYTES {
-            self.current = Some(answer);
-            return Some(Ok(Frame::data(Bytes::from(head).into())));
+            *current = Some(Box::new(answer));
+            return Ok(Some(Bytes::from(head).into()));
         }
-        let message = answer.small(head.len()).map(|mut message| {
-            message[..head.len()].copy_from_slice(&head);
-            Some(Bytes::from(message))
-        });
-        let frame = self.kept.framed(message);
-        self.has_ended = matches!(frame, Some(Err(_)));
-        frame
+        let mut message = answer.small(head.len())?;
+        message[..head.len()].copy_from_slice(&head);
+        Ok(Some(Bytes::from(message).into()))
     }
 }
 
@@ -402,7 +346,7 @@ mod tests {
         for entries in [2, 100] {
             let small = unary_body(Answer::new(HEADER, selection(entries)), source());
             let bodies = [
-                small.unwrap_or_else(|CorruptBlock| ResponseBody::empty()),
+                small.unwrap_or_else(|_| ResponseBody::empty()),
                 stream_body(Chunks::new(HEADER, selection(entries)), source()),
             ];
             for mut body in bodies {
@@ -418,7 +362,7 @@ mod tests {
                 assert!(last != Some(true), "{entries} entries");
             }
             let text = json_body(JsonAnswer::new(HEADER, selection(entries)), source());
-            assert_eq!(text.err(), Some(CorruptBlock));
+            assert_eq!(text.err(), Some(Reason::Damaged));
         }
         assert!(unary_body(Answer::new(HEADER, selection(2)), source()).is_err());
     }

@@ -223,7 +223,7 @@ impl<const STREAMS: bool> WireFormat for Grpc<STREAMS> {
         Ok(response.unwrap_or_else(|unservable| {
             let status = match unservable {
                 Unservable::TooLong(bytes) => Status::LargerThanMax(bytes),
-                Unservable::Damaged => Status::MirrorBehind,
+                Unservable::For(_) => Status::MirrorBehind,
             };
             self.refuse(request, &status)
         }))

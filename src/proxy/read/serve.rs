@@ -14,7 +14,7 @@ use super::stale::StaleRead;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{CallProtocol, Client, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
-use etcd_store::cache::{CorruptBlock, RangeQuery, ResponseHeader, Selection};
+use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::Status;
 use etcd_wire::grpc::fields::HeadFields;
@@ -82,13 +82,13 @@ pub(in crate::proxy) struct ReceivedRead<W: WireFormat> {
 pub(in crate::proxy) enum Unservable {
     /// The response has this many bytes in gRPC, more than etcd's library sends.
     TooLong(u64),
-    /// A packed value is damaged; the mirror was told.
-    Damaged,
+    /// Memory cannot send it, for this reason.
+    For(Reason),
 }
 
-impl From<CorruptBlock> for Unservable {
-    fn from(_: CorruptBlock) -> Unservable {
-        Unservable::Damaged
+impl From<Reason> for Unservable {
+    fn from(reason: Reason) -> Unservable {
+        Unservable::For(reason)
     }
 }
 
@@ -193,7 +193,7 @@ fn respond<W: WireFormat>(
             record.outcome = outcome.refused();
             Ok(format.refuse(request, &Status::LargerThanMax(bytes)))
         }
-        Err(Unservable::Damaged) => Err(Reason::Damaged),
+        Err(Unservable::For(reason)) => Err(reason),
     }
 }
 
@@ -370,7 +370,7 @@ mod tests {
             Outcome::Hit(Read::Linearizable),
             None,
         );
-        let damaged = Told(|| Unservable::Damaged);
+        let damaged = Told(|| Unservable::For(Reason::Damaged));
         let response = respond(&scene.proxy, &damaged, &request(), answer, &mut record);
         assert_eq!(response.err(), Some(Reason::Damaged));
     }

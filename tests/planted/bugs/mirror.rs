@@ -81,8 +81,8 @@ State::Out { reason, last } => last.as_ref().map(|view| State::Out {
         shows: "feed_makes_room_at_once_and_only_with_what_can_be_packed .* FAILED",
         changes: &[Change {
             item: "make_room",
-            find: "if set.cache_pack() == CachePack::Never {",
-            replace: "if set.cache_pack() != CachePack::Always {",
+            find: "if set.live.load().cache_pack == CachePack::Never {",
+            replace: "if set.live.load().cache_pack != CachePack::Always {",
         }],
     },
     Bug {
@@ -91,9 +91,9 @@ State::Out { reason, last } => last.as_ref().map(|view| State::Out {
         test: "--lib feed_asks_for_replaced_values_once_one_is_not_held",
         shows: "feed_asks_for_replaced_values_once_one_is_not_held .* FAILED",
         changes: &[Change {
-            item: "Mirror::apply_with_replaced",
-            find: "if !are_brought && !store.replaced_values_not_held(&changes).is_empty() {",
-            replace: "if false && !are_brought && !store.replaced_values_not_held(&changes).is_empty() {",
+            item: "Store::check_replaced",
+            find: "None if !are_brought => return Err(NotApplied::NotBrought),",
+            replace: "None if false && !are_brought => return Err(NotApplied::NotBrought),",
         }],
     },
     Bug {

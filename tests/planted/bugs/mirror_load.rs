@@ -45,9 +45,9 @@ if let Some(keys) = self.keys().await?
         test: "--lib load_over_the_budget_leaves_out_values",
         shows: "load_over_the_budget_leaves_out_values_and_they_are_held_again_once_there_is_room .* FAILED",
         changes: &[Change {
-            item: "Gathered::make_room",
-            find: "if load.packing != Packing::Never {",
-            replace: "if load.packing == Packing::Always {",
+            item: "make_room_of_load",
+            find: "if !keys.packs() {",
+            replace: "if keys.packs() {",
         }],
     },
     Bug {
@@ -89,13 +89,13 @@ if let Some(keys) = self.keys().await?
         test: "-p rangecache-mirror --lib same_keys_differ_in_nothing_and_the_newest_are_compared",
         shows: "panicked at",
         changes: &[Change {
-            item: "is_unchanged",
-            find: "let (ours, theirs) = (ours.head(), theirs.fields());",
+            item: "StoredEntry::is_as_old_as",
+            find: "let (ours, theirs) = (self.head(), theirs.fields());",
             replace: "
-if ours.read().is_ok_and(|ours| ours.fields().lease != theirs.fields().lease) {
+if self.read().is_ok_and(|ours| ours.fields().lease != theirs.fields().lease) {
     return false;
 }
-let (ours, theirs) = (ours.head(), theirs.fields());
+let (ours, theirs) = (self.head(), theirs.fields());
 ",
         }],
     },
@@ -105,7 +105,7 @@ let (ours, theirs) = (ours.head(), theirs.fields());
         test: "-p rangecache-mirror --lib entry_with_another_revision_or_version_is_changed",
         shows: "panicked at",
         changes: &[Change {
-            item: "is_unchanged",
+            item: "StoredEntry::is_as_old_as",
             find: "
 (ours.create_revision, ours.mod_revision, ours.version)
     == (theirs.create_revision, theirs.mod_revision, theirs.version)
@@ -120,12 +120,8 @@ let (ours, theirs) = (ours.head(), theirs.fields());
         shows: "panicked at",
         changes: &[Change {
             item: "apply",
-            find: "
-if !unpacker.is_same(ours, &entry) {
-    return None;
-}
-",
-            replace: "let _ = &mut unpacker;",
+            find: "if tree.contradicts(entries.iter().flatten()) {",
+            replace: "if false && tree.contradicts(entries.iter().flatten()) {",
         }],
     },
     Bug {
@@ -146,8 +142,8 @@ if !unpacker.is_same(ours, &entry) {
         shows: "assertion .left == right. failed",
         changes: &[Change {
             item: "Difference::compare",
-            find: "Some(theirs) if self.with_values && !unpacker.is_same(ours, theirs) => {",
-            replace: "Some(theirs) if false && self.with_values && !unpacker.is_same(ours, theirs) => {",
+            find: "if self.with_values && tree.contradicts(&theirs) {",
+            replace: "if false && self.with_values && tree.contradicts(&theirs) {",
         }],
     },
     Bug {

@@ -4,10 +4,9 @@ use std::ops::ControlFlow;
 
 use super::{
     entry::Entry,
-    packed::CorruptBlock,
     rope::{COPY_BELOW_BYTES, Rope},
     selection::{Selection, Values},
-    stored::{StoredEntry, Unpacker},
+    stored::{EntryReader, MemoryError, StoredEntry},
 };
 use etcd_wire::protobuf::{put_varint, to_usize, varint_len};
 
@@ -53,7 +52,7 @@ pub struct Answer {
     /// Number of entries produced so far. The header precedes the first entry, `more` and `count` follow the last.
     produced: u64,
     produced_bytes: u64,
-    unpacker: Unpacker,
+    reader: EntryReader,
     state: AnswerStep,
 }
 
@@ -97,7 +96,7 @@ impl Answer {
             length,
             produced: 0,
             produced_bytes: 0,
-            unpacker: Unpacker::default(),
+            reader: EntryReader::default(),
             state: AnswerStep::Header,
         }
     }
@@ -126,8 +125,8 @@ impl Answer {
     /// answers: its memory is not bounded.
     ///
     /// # Errors
-    /// A packed value is damaged.
-    pub fn small(mut self, prefix_bytes: usize) -> Result<Vec<u8>, CorruptBlock> {
+    /// Memory is damaged.
+    pub fn small(mut self, prefix_bytes: usize) -> Result<Vec<u8>, MemoryError> {
         let mut out = Vec::with_capacity(prefix_bytes.saturating_add(to_usize(self.length)));
         out.resize(prefix_bytes, 0);
         if let Some(header) = self.header {
@@ -152,8 +151,8 @@ impl Answer {
     /// `None` after the last.
     ///
     /// # Errors
-    /// A packed value is damaged: the message cannot be completed.
-    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<Rope>, CorruptBlock> {
+    /// Memory is damaged: the message cannot be completed.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<Rope>, MemoryError> {
         if self.state == AnswerStep::Done {
             return Ok(None);
         }
@@ -195,13 +194,13 @@ impl Answer {
     fn for_each_remaining(
         &mut self,
         mut visit: impl FnMut(EntryPart<'_>) -> ControlFlow<()>,
-    ) -> Result<(), CorruptBlock> {
+    ) -> Result<(), MemoryError> {
         let produced = self.produced;
         match self.selection.values {
             Values::Kept => {
                 let whole = |entry: &Entry| visit(EntryPart::Whole(entry));
                 self.selection
-                    .read_from(produced, COPY_BELOW_BYTES, &mut self.unpacker, whole)
+                    .read_from(produced, COPY_BELOW_BYTES, &mut self.reader, whole)
             }
             Values::Left { keep_lease } => {
                 let key = |stored: &StoredEntry| visit(EntryPart::Key { stored, keep_lease });

@@ -13,10 +13,9 @@ use super::{
     leaf::{LEAF_MAX, LEAF_MIN, Leaf},
     ledger::Ledger,
     node::{Body, INNER_MAX, Node, Slot, Summary},
-    pack::Packing,
-    packed::CorruptBlock,
+    repack::Repacking,
     separator::{Separators, separator_between},
-    stored::StoredEntry,
+    stored::{MemoryError, StoredEntry},
     tree::Tree,
 };
 use crate::keyspace::{figure_prefix, prefix_end};
@@ -24,8 +23,23 @@ use crate::keyspace::{figure_prefix, prefix_end};
 /// Leaves that are packed later with each one that arrives.
 const EARLIER_LEAVES: usize = 2;
 
+/// Bytes whose packing takes less than handing them to another thread and back.
+const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
+
 /// Bytes of the entries of a leaf that is packed from which on it has no more than it must.
 const FILLING_MAX_BYTES: usize = 256 << 10;
+
+/// Whether the values of a loaded tree are packed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// All are plain.
+    #[default]
+    Never,
+    /// Each leaf is packed wherever that saves enough. What is written later is plain.
+    Always,
+    /// From the moment when the tree takes more memory than this, in bytes: the following leaves, and meanwhile those before.
+    Above(u64),
+}
 
 /// A tree that is being loaded. A clone costs a reference for each leaf.
 #[derive(Clone, Default)]
@@ -55,6 +69,16 @@ impl TreeBuilder {
             packing,
             ..TreeBuilder::default()
         }
+    }
+
+    /// Whether values may be packed.
+    pub fn packs(&self) -> bool {
+        self.packing != Packing::Never
+    }
+
+    /// Whether adding key-values of this many bytes takes milliseconds, because they are packed.
+    pub fn is_slow(&self, bytes: usize) -> bool {
+        self.packs() && bytes > PACKED_AT_ONCE_BYTES
     }
 
     /// Adds the body of a KeyValue message. Keys should arrive in order: others are inserted at the end, one by one. Of equal
@@ -97,7 +121,7 @@ impl TreeBuilder {
     pub fn memory_bytes(&self) -> u64 {
         let filling = self.filling_bytes + self.filling.len() * size_of::<StoredEntry>();
         let others: u64 = self.out_of_order.iter().map(Entry::memory_bytes).sum();
-        self.ledger.entry_bytes + self.ledger.node_bytes + filling as u64 + others
+        self.ledger.memory.bytes() + filling as u64 + others
     }
 
     /// Leaves out values until the tree takes no more memory than `max_bytes`, if that can be: prefix after prefix of those
@@ -110,7 +134,7 @@ impl TreeBuilder {
         &mut self,
         max_bytes: u64,
         cost: impl Fn(&[u8], u64) -> u64,
-    ) -> Result<Vec<Box<[u8]>>, CorruptBlock> {
+    ) -> Result<Vec<Box<[u8]>>, MemoryError> {
         let mut left_out = Vec::new();
         while self.memory_bytes() > max_bytes {
             let held = self.held_bytes_by_prefix();
@@ -119,7 +143,7 @@ impl TreeBuilder {
             };
             let prefix: Box<[u8]> = prefix.as_slice().into();
             for index in 0..self.leaves.len() {
-                self.leave_out(index, &prefix)?;
+                self.repack(index, &prefix, Repacking::LeaveOut)?;
             }
             self.without_values.push(prefix.clone());
             left_out.push(prefix);
@@ -145,7 +169,7 @@ impl TreeBuilder {
             };
             let prefix = figure_prefix(first.key());
             if prefix.is_some() && prefix == figure_prefix(last.key()) {
-                add(prefix, slot.summary.encoded_bytes - slot.summary.not_held_bytes);
+                add(prefix, slot.summary.held_bytes());
             } else {
                 for stored in entries.iter().filter(|stored| stored.has_value()) {
                     add(figure_prefix(stored.key()), stored.encoded_len() as u64);
@@ -155,16 +179,21 @@ impl TreeBuilder {
         held
     }
 
-    /// Leaves out the values of a prefix in a full leaf.
-    fn leave_out(&mut self, index: usize, prefix: &[u8]) -> Result<(), CorruptBlock> {
-        let (_, slot) = &mut self.leaves[index];
+    /// Makes a full leaf again, as far as its keys have a prefix.
+    fn repack(&mut self, index: usize, prefix: &[u8], what: Repacking<'_>) -> Result<(), MemoryError> {
+        let Some((_, slot)) = self.leaves.get_mut(index) else {
+            return Ok(());
+        };
         let Body::Leaf(leaf) = &slot.node.body else {
             return Ok(());
         };
         let end = prefix_end(prefix).unwrap_or_default();
-        if let Some(leaf) = leaf.without_values(prefix, &end, slot.node.born)? {
-            slot.summary = Summary::of_all(&leaf);
-            exchange_leaf(slot, leaf, &mut self.ledger);
+        if let Some(leaf) = what.of(leaf, (prefix, &end), slot.node.born)? {
+            let new = Node::leaf(leaf, slot.node.born);
+            self.ledger.memory -= slot.node.memory();
+            self.ledger.memory += new.memory();
+            slot.summary = Summary::of_all(new.entries());
+            slot.node = Arc::new(new);
         }
         Ok(())
     }
@@ -210,9 +239,7 @@ impl TreeBuilder {
 
     /// Whether the next leaf is to be closed before it is full: until then its entries cannot be packed.
     fn is_large_enough(&self) -> bool {
-        self.packing != Packing::Never
-            && self.filling.len() >= LEAF_MIN
-            && self.filling_bytes > FILLING_MAX_BYTES
+        self.packs() && self.filling.len() >= LEAF_MIN && self.filling_bytes > FILLING_MAX_BYTES
     }
 
     fn last_of_leaves(&self) -> Option<&[u8]> {
@@ -232,42 +259,27 @@ impl TreeBuilder {
         let (entries, block_waste_bytes) = fill(&self.filling, self.ledger.epoch);
         self.filling.clear();
         self.filling_bytes = 0;
-        let mut leaf = Leaf::loaded(entries, block_waste_bytes);
+        let leaf = Leaf::loaded(entries, block_waste_bytes);
         let packs = match self.packing {
             Packing::Never => false,
             Packing::Always => true,
-            Packing::Above(bytes) => self.ledger.entry_bytes + self.ledger.node_bytes > bytes,
+            Packing::Above(bytes) => self.ledger.memory.bytes() > bytes,
         };
-        let is_packed = packs && leaf.pack(self.ledger.epoch);
         leaf.iter().for_each(|stored| self.ledger.add(stored));
-        if is_packed {
-            // What stayed plain leaves the blocks that it shared with what was packed.
-            leaf.gather(&mut self.ledger);
-        }
         self.push_leaf(separator, leaf);
-        for prefix in std::mem::take(&mut self.without_values) {
-            // What was just packed is not damaged.
-            let _ = self.leave_out(self.leaves.len() - 1, &prefix);
-            self.without_values.push(prefix);
-        }
+        let last = self.leaves.len() - 1;
+        // What has just arrived, or was just packed, is not damaged.
         if packs {
+            let _ = self.repack(last, b"", Repacking::PackAll);
             // More than arrive, so that the tree becomes smaller, and not so many that the load stops.
-            (0..EARLIER_LEAVES).for_each(|_| self.pack_earlier());
+            for _ in 0..EARLIER_LEAVES {
+                let _ = self.repack(self.packed_leaves, b"", Repacking::PackAll);
+                self.packed_leaves = self.leaves.len().min(self.packed_leaves + 1);
+            }
         }
-    }
-
-    /// Packs the first leaf that was built plain.
-    fn pack_earlier(&mut self) {
-        let Some((_, slot)) = self.leaves.get_mut(self.packed_leaves) else {
-            return;
-        };
-        self.packed_leaves += 1;
-        let packed = match &slot.node.body {
-            Body::Leaf(leaf) if !leaf.heat.is_settled() => leaf.packed(slot.node.born),
-            _ => None,
-        };
-        if let Some(leaf) = packed {
-            exchange_leaf(slot, leaf, &mut self.ledger);
+        for prefix in std::mem::take(&mut self.without_values) {
+            let _ = self.repack(last, &prefix, Repacking::LeaveOut);
+            self.without_values.push(prefix);
         }
     }
 
@@ -275,14 +287,14 @@ impl TreeBuilder {
         // Summed up while the entries are in the CPU's cache.
         let summary = Summary::of_all(&leaf);
         let node = Node::leaf(leaf, self.ledger.epoch);
-        self.ledger.node_bytes += node.memory_bytes();
+        self.ledger.memory.nodes += node.memory_bytes();
         let node = Arc::new(node);
         self.leaves.push((separator, Slot { summary, node }));
     }
 
     fn pop_leaf(&mut self) -> Option<(Box<[u8]>, Leaf)> {
         let (separator, slot) = self.leaves.pop()?;
-        self.ledger.node_bytes -= slot.node.memory_bytes();
+        self.ledger.memory.nodes -= slot.node.memory_bytes();
         match Arc::unwrap_or_clone(slot.node).body {
             Body::Leaf(leaf) => Some((separator, leaf)),
             Body::Inner(_) => None,
@@ -317,16 +329,6 @@ impl Tree {
     }
 }
 
-/// Puts a leaf with the same entries in the place of one of the tree.
-fn exchange_leaf(slot: &mut Slot, leaf: Leaf, ledger: &mut Ledger) {
-    let new = Node::leaf(leaf, slot.node.born);
-    let old = &slot.node;
-    ledger.node_bytes = ledger.node_bytes + new.memory_bytes() - old.memory_bytes();
-    old.entries().iter().for_each(|stored| ledger.remove(stored));
-    new.entries().iter().for_each(|stored| ledger.add(stored));
-    slot.node = Arc::new(new);
-}
-
 /// Groups the nodes of a level under parents, as evenly as possible.
 fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u8]>, Slot)> {
     let total = level.len();
@@ -348,7 +350,7 @@ fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u
         }
         let summary = Summary::of_slots(&slots);
         let node = Node::inner(slots, separators, ledger.epoch);
-        ledger.node_bytes += node.memory_bytes();
+        ledger.memory.nodes += node.memory_bytes();
         parents.push((
             parent_separator,
             Slot {
@@ -413,7 +415,7 @@ mod tests {
             let tree = filled(&objects, Packing::Above(bytes)).finish();
             let model = objects.iter().map(|kv| (kv.key.clone(), kv.clone())).collect();
             check(&tree, &model);
-            tree.packed_bytes().encoded
+            tree.memory().packed_encoded
         };
         assert_eq!(packed_bytes(plain), 0);
         let all = filled(&objects, Packing::Never).encoded_bytes();

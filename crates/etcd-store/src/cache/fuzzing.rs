@@ -16,7 +16,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 
-use super::repack::Seen;
+use super::repack::Replacements;
 use super::select::model::{HEADER, answered, expected};
 use super::testing::KeyValue;
 use super::tree::model::{Model, check, is_same};
@@ -153,19 +153,21 @@ pub fn tree(data: &[u8]) {
                     _ => Repacking::UnpackHot,
                 };
                 let from = format!("/run/{from:05}");
-                let repacked = tree.repack(from.as_bytes(), what, 1 << 14).unwrap();
+                let repacked = tree.repack((from.as_bytes(), b""), what, 1 << 14).unwrap();
                 put_repacked(&mut tree, &mut snapshots, &repacked);
             }
             TreeOp::LeaveOut { from, length } => {
                 let [start, end] = [from, from.saturating_add(length.into())].map(|n| format!("/run/{n:05}"));
                 let range = (start.as_bytes(), end.as_bytes());
-                let repacked = tree.leave_out_values(range, b"", 1 << 14).unwrap();
+                let repacked = tree.repack(range, Repacking::LeaveOut, 1 << 14).unwrap();
                 put_repacked(&mut tree, &mut snapshots, &repacked);
             }
             TreeOp::Hold { from } => {
                 let from = format!("/run/{from:05}").into_bytes();
                 let values: Vec<_> = model.range(from..).take(40).map(|(_, kv)| kv.entry()).collect();
-                let repacked = tree.hold_values(&values);
+                let repacked = tree
+                    .repack((b"", b""), Repacking::Hold(&values), u64::MAX)
+                    .unwrap();
                 put_repacked(&mut tree, &mut snapshots, &repacked);
             }
             TreeOp::Look { key, from, to } => look(&tree, &model, &key.bytes(), from.into(), to.into()),
@@ -181,7 +183,7 @@ pub fn tree(data: &[u8]) {
 }
 
 fn put_repacked(tree: &mut Tree, snapshots: &mut [(Tree, Model)], repacked: &Repacked) {
-    let mut seen = Seen::default();
+    let mut seen = Replacements::default();
     for (tree, _) in snapshots.iter_mut() {
         tree.put_repacked(repacked, &mut seen);
     }

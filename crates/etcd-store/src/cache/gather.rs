@@ -7,8 +7,7 @@ use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
 use super::entry::{Entry, Pieces, put_kvs_head};
 use super::ledger::Ledger;
 use super::memory::class_bytes;
-use super::pack::without_values;
-use super::stored::{StoredEntry, Unpacker};
+use super::stored::{EntryReader, StoredEntry, without_values};
 
 /// Copies key-values into the blocks of a new leaf, or, if they are large, on their own. Returns the memory of the blocks
 /// beyond the entries' own bytes, too.
@@ -125,7 +124,7 @@ pub(super) fn gather(entries: &mut [StoredEntry], ledger: &mut Ledger) -> u64 {
 /// Decompresses the entries whose packed block has others that are not in the leaf; those without values move into a block
 /// of their own. Those of a damaged block stay: a read of them reports the damage.
 pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
-    let mut unpacker = Unpacker::default();
+    let mut reader = EntryReader::default();
     let mut from = 0;
     while let Some(first) = entries.get(from) {
         let Err((block, _)) = first.parts() else {
@@ -147,9 +146,8 @@ pub(super) fn unpack_rests(entries: &mut [StoredEntry], ledger: &mut Ledger) {
             put_without_values(entries, &rest, ledger);
         } else if all < block.len() {
             for stored in &mut entries[from..from + together] {
-                if let Ok(entry) = unpacker.read(stored) {
-                    let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
-                    exchange(stored, if is_small { entry } else { entry.detached() }, ledger);
+                if let Ok(entry) = reader.read_for_leaf(stored) {
+                    exchange(stored, entry, ledger);
                 }
             }
         }
@@ -184,7 +182,7 @@ fn exchange(stored: &mut StoredEntry, entry: impl Into<StoredEntry>, ledger: &mu
 mod tests {
     use super::*;
     use crate::cache::memory::ARC_HEADER_BYTES;
-    use crate::cache::pack::pack;
+    use crate::cache::stored::pack;
     use crate::cache::testing::KeyValue;
 
     /// Entries `00`, `01` and so on, with values of these sizes.
@@ -215,7 +213,7 @@ mod tests {
     fn gather_all(entries: &mut [StoredEntry]) -> u64 {
         let mut ledger = Ledger::of(entries);
         let beyond = gather(entries, &mut ledger);
-        assert_eq!(ledger.entry_bytes, Ledger::of(entries).entry_bytes);
+        assert_eq!(ledger.memory.entries, Ledger::of(entries).memory.entries);
         beyond
     }
 

@@ -14,9 +14,8 @@ use super::{
     entry::Entry,
     event_log::{Batch, Change, EventLog},
     missed::Missed,
-    packed::CorruptBlock,
-    repack::{Repacked, Seen},
-    stored::{StoredEntry, Unpacker},
+    repack::{Repacked, Replacements},
+    stored::MemoryError,
     tree::Tree,
 };
 
@@ -66,6 +65,15 @@ pub struct Applied {
     pub applied: usize,
     /// Changes that were dropped because they were at or below the store's revision.
     pub fenced: usize,
+}
+
+/// Why changes that replace values that are not held are not applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotApplied {
+    /// A change lacks the value that it replaces.
+    NotBrought,
+    /// A change brings another value than the one that was left out.
+    Differs,
 }
 
 /// Reason why the store has no state for a revision.
@@ -254,39 +262,29 @@ impl Store {
         &self.tree
     }
 
-    /// Indexes of the `changes` that replace a value that is not held, without bringing it.
-    pub fn replaced_values_not_held(&self, changes: &[Change]) -> Vec<usize> {
-        let replaced = self.replaced_without_value(changes);
-        let lacking = replaced.filter(|(index, _)| changes[*index].replaced.is_none());
-        lacking.map(|(index, _)| index).collect()
-    }
-
-    /// Whether one of `changes` brings another value than the one that is not held.
-    pub fn brings_another_value(&self, changes: &[Change]) -> bool {
-        let mut unpacker = Unpacker::default();
-        self.replaced_without_value(changes).any(|(index, ours)| {
-            let brought = changes[index].replaced.as_ref();
-            brought.is_some_and(|brought| !unpacker.is_same(ours, brought))
-        })
-    }
-
-    /// The entries without their value that `changes` replace, each with the index of the change: the first of its key, because
-    /// what a later one replaces is the earlier one.
-    fn replaced_without_value<'a>(
-        &'a self,
-        changes: &'a [Change],
-    ) -> impl Iterator<Item = (usize, &'a StoredEntry)> {
-        let all_are_held = self.tree.summary().not_held_bytes == 0;
-        let changes = if all_are_held { &[] } else { changes };
+    /// Fails unless each of `changes` that replaces a value that is not held brings it, or etcd was asked for it in vain
+    /// (`are_brought`): what etcd itself leaves out, it has compacted.
+    ///
+    /// # Errors
+    /// [`NotApplied`]; the changes must not be applied.
+    pub fn check_replaced(&self, changes: &[Change], are_brought: bool) -> Result<(), NotApplied> {
+        if self.tree.summary().has_all_values() {
+            return Ok(());
+        }
         let mut seen = HashSet::new();
-        changes.iter().enumerate().filter_map(move |(index, change)| {
-            let is_new = change.revision() > self.revision;
-            let old = self
-                .tree
-                .get(change.key())
-                .filter(|old| is_new && !old.has_value())?;
-            seen.insert(change.key()).then_some((index, old))
-        })
+        for change in changes.iter().filter(|change| change.revision() > self.revision) {
+            let old = self.tree.get(change.key()).filter(|old| !old.has_value());
+            // What a later change of the key replaces is the first one.
+            let Some(old) = old.filter(|_| seen.insert(change.key())) else {
+                continue;
+            };
+            match &change.replaced {
+                None if !are_brought => return Err(NotApplied::NotBrought),
+                Some(brought) if !old.is_same(brought) => return Err(NotApplied::Differs),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,
@@ -300,7 +298,7 @@ impl Store {
         mut changes: Vec<Change>,
         revision: i64,
         now: Duration,
-    ) -> Result<Applied, CorruptBlock> {
+    ) -> Result<Applied, MemoryError> {
         let all = changes.len();
         changes.retain(|change| change.revision() > self.revision);
         let outcome = Applied {
@@ -311,17 +309,13 @@ impl Store {
         let held_bytes = |tree: &Tree| tree.node_bytes_copied() + tree.block_bytes_left();
         let held_before = held_bytes(&self.tree);
         let mut bytes = 0;
-        let mut unpacker = Unpacker::default();
         let mut repeated = repeated_in_a_revision(&changes).into_iter().peekable();
         for index in 0..changes.len() {
             let change = &mut changes[index];
             let old = match change.apply_to(&mut self.tree) {
                 // History must not keep the whole block for one of its entries.
                 Some(old) if old.has_value() => Some(old.detached()?),
-                Some(old) => change
-                    .replaced
-                    .take()
-                    .filter(|brought| unpacker.is_same(&old, brought)),
+                Some(old) => change.replaced.take().filter(|brought| old.is_same(brought)),
                 None => None,
             };
             bytes += old.as_ref().map_or(0, Entry::memory_bytes);
@@ -460,7 +454,7 @@ impl Store {
 
     /// Puts leaves in the place of those that they were made from, in every state that has them.
     pub fn put_repacked(&mut self, repacked: &Repacked) {
-        let mut seen = Seen::default();
+        let mut seen = Replacements::default();
         let bytes = self.tree.put_repacked(repacked, &mut seen);
         self.tree.count_kept_by_readers(bytes);
         for segment in self.closed.iter_mut().chain([&mut self.open]) {

@@ -8,9 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use super::{
     answer::{AnswerStep, ResponseHeader},
     entry::Entry,
-    packed::CorruptBlock,
     selection::{Selection, Values},
-    stored::Unpacker,
+    stored::{EntryReader, MemoryError},
 };
 
 /// A RangeResponse that is not encoded yet: it holds a snapshot, not text (I5).
@@ -20,7 +19,7 @@ pub struct JsonAnswer {
     selection: Selection,
     /// Number of entries produced so far.
     produced: u64,
-    unpacker: Unpacker,
+    reader: EntryReader,
     state: AnswerStep,
 }
 
@@ -31,7 +30,7 @@ impl JsonAnswer {
             header,
             selection,
             produced: 0,
-            unpacker: Unpacker::default(),
+            reader: EntryReader::default(),
             state: AnswerStep::Header,
         }
     }
@@ -45,8 +44,8 @@ impl JsonAnswer {
     /// after the last.
     ///
     /// # Errors
-    /// A packed value is damaged: the text cannot be completed.
-    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<String>, CorruptBlock> {
+    /// Memory is damaged: the text cannot be completed.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Result<Option<String>, MemoryError> {
         let mut out = String::new();
         match self.state {
             AnswerStep::Done => return Ok(None),
@@ -76,7 +75,7 @@ impl JsonAnswer {
             }
         };
         self.selection
-            .read_from(produced_before, usize::MAX, &mut self.unpacker, write)?;
+            .read_from(produced_before, usize::MAX, &mut self.reader, write)?;
         self.produced += produced;
         if self.produced == self.selection.len() {
             self.state = AnswerStep::Done;

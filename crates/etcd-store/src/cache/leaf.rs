@@ -4,18 +4,16 @@
 //! marks are stored in the leaf itself, so that an existing key is found by reading one entry, mostly.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{
     block::BLOCK_MAX_ENTRIES,
     entry::Entry,
     gather::{gather, unpack_rests},
-    heat::Heat,
     ledger::Ledger,
     memory::class_bytes,
-    pack::{pack, unpack, without_values},
-    packed::CorruptBlock,
     separator::separator_between,
-    stored::{StoredEntry, Unpacker, are_only_here},
+    stored::{MemoryError, StoredEntry, are_only_here, pack, unpack, without_values},
 };
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
@@ -39,6 +37,54 @@ pub(super) struct Leaf {
     /// Memory of the leaf's blocks that is not of its entries: rounding, and bytes of entries that were replaced or removed.
     block_waste_bytes: u64,
     pub(super) heat: Heat,
+}
+
+/// Marks of a leaf for the packing of a tree in use. Unlike all else in a leaf, they change while it is shared. They decide nothing but
+/// when it is packed, so that no order between them and the entries is needed.
+#[derive(Debug, Default)]
+pub(super) struct Heat {
+    /// Read or written since the packing looked last.
+    is_hot: AtomicBool,
+    /// Packed as far as that saves enough, and not written since.
+    is_settled: AtomicBool,
+}
+
+impl Heat {
+    pub(super) fn record_read(&self) {
+        // Read first: most reads find the mark, and must not take the cache line from other processors.
+        if !self.is_hot.load(Ordering::Relaxed) {
+            self.is_hot.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn record_write(&mut self) {
+        *self = Heat {
+            is_hot: AtomicBool::new(true),
+            is_settled: AtomicBool::new(false),
+        };
+    }
+
+    /// Whether the leaf was read or written since the last call.
+    pub(super) fn take_hot(&self) -> bool {
+        self.is_hot.load(Ordering::Relaxed) && self.is_hot.swap(false, Ordering::Relaxed)
+    }
+
+    pub(super) fn set_settled(&self) {
+        self.is_settled.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_settled(&self) -> bool {
+        self.is_settled.load(Ordering::Relaxed)
+    }
+}
+
+impl Clone for Heat {
+    fn clone(&self) -> Heat {
+        Heat {
+            is_hot: AtomicBool::new(self.is_hot.load(Ordering::Relaxed)),
+            is_settled: AtomicBool::new(self.is_settled()),
+        }
+    }
 }
 
 /// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
@@ -74,10 +120,9 @@ impl Leaf {
         }
     }
 
-    /// Packs neighbours together wherever that saves enough; returns whether it did. The caller counts the memory.
-    pub(super) fn pack(&mut self, born: u64) -> bool {
-        self.heat.set_settled();
-        pack(&mut self.entries, born)
+    /// Records that entries are read, for packing.
+    pub(super) fn record_read(&self) {
+        self.heat.record_read();
     }
 
     /// The leaf with its entries packed wherever that saves enough; `None` if it saves nothing.
@@ -89,7 +134,8 @@ impl Leaf {
         };
         // A block from which entries were updated is packed again, with them.
         unpack_rests(&mut leaf.entries, &mut ledger);
-        if !leaf.pack(born) {
+        leaf.heat.set_settled();
+        if !pack(&mut leaf.entries, born) {
             return None;
         }
         leaf.gather(&mut ledger);
@@ -97,7 +143,7 @@ impl Leaf {
     }
 
     /// The leaf with all its entries plain.
-    pub(super) fn unpacked(&self, born: u64) -> Result<Leaf, CorruptBlock> {
+    pub(super) fn unpacked(&self, born: u64) -> Result<Leaf, MemoryError> {
         let mut leaf = self.clone();
         unpack(&mut leaf.entries)?;
         leaf.gather_alone(born);
@@ -112,7 +158,7 @@ impl Leaf {
         start: &[u8],
         end: &[u8],
         born: u64,
-    ) -> Result<Option<Leaf>, CorruptBlock> {
+    ) -> Result<Option<Leaf>, MemoryError> {
         let of = |key: &[u8]| key >= start && (end.is_empty() || key < end);
         let within: Vec<&StoredEntry> = self.iter().filter(|stored| of(stored.key())).collect();
         if !within.iter().any(|stored| stored.has_value()) {
@@ -133,11 +179,11 @@ impl Leaf {
     /// The leaf with these values, which are in the order of their keys, where they are not held; `None` if it holds all that
     /// are its entries'.
     pub(super) fn with_values(&self, values: &[Entry], born: u64) -> Option<Leaf> {
-        let (mut unpacker, mut filled) = (Unpacker::default(), None);
+        let mut filled = None;
         for (index, stored) in self.iter().enumerate().filter(|(_, stored)| !stored.has_value()) {
             let found = values.binary_search_by(|value| value.key().cmp(stored.key()));
             if let Ok(found) = found
-                && unpacker.is_same(stored, &values[found])
+                && stored.is_same(&values[found])
             {
                 let leaf: &mut Leaf = filled.get_or_insert_with(|| self.clone());
                 leaf.entries[index] = values[found].clone().into();
@@ -361,6 +407,7 @@ fn mark_of(key: &[u8]) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::ledger::TreeMemory;
     use crate::cache::testing::KeyValue;
 
     #[test]
@@ -375,6 +422,21 @@ mod tests {
         assert!(marks(&mut (0..256).map(|n| format!("/registry/pods/default/web-{n:07}"))) > 120);
         assert!(marks(&mut (0..256).map(|n| format!("/registry/secrets/team-{n}/default-token"))) > 120);
         assert!(marks(&mut (0..=255_u8).map(|n| char::from(n).to_string())) > 120);
+    }
+
+    #[test]
+    fn leaf_is_hot_until_it_was_looked_at_and_settled_until_it_is_written() {
+        let mut heat = Heat::default();
+        assert!(!heat.take_hot());
+        heat.record_read();
+        assert!(heat.clone().take_hot(), "a copy of a leaf is as hot");
+        assert!(heat.take_hot() && !heat.take_hot());
+        heat.set_settled();
+        heat.record_read();
+        assert!(heat.is_settled(), "reads change no entry");
+        heat.take_hot();
+        heat.record_write();
+        assert!(heat.take_hot() && !heat.is_settled());
     }
 
     #[test]
@@ -401,7 +463,10 @@ mod tests {
         let mut leaf = Leaf::new((0..LEAF_MAX).map(|index| key_value(index, 1)).collect());
         let mut ledger = Ledger {
             // Of what is inserted later, too: the tree counts that.
-            entry_bytes: 1 << 20,
+            memory: TreeMemory {
+                entries: 1 << 20,
+                ..TreeMemory::default()
+            },
             ..Ledger::default()
         };
         leaf.gather(&mut ledger);

@@ -7,11 +7,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
-//! | `stored` | an entry as a leaf keeps it: plain, or in a packed block |
+//! | `stored` | an entry as a leaf keeps it: plain, or in a packed block, with its value or without |
 //! | `block`, `gather` | small entries of a leaf in one allocation |
-//! | `pack`, `packed` | entries of a leaf, compressed together |
-//! | `repack`, `heat` | leaves of a tree in use, packed and unpacked |
-//! | `residency` | values that are left out of a tree, and put back |
+//! | `packed` | entries of a leaf, compressed together, or without values |
+//! | `repack` | leaves of a tree in use, packed, unpacked, without values and with them again |
 //! | `ledger` | memory of a tree, as modifications count it |
 //! | `tree`, `node`, `leaf`, `separator` | the persistent B+tree in key order, with counts and sizes |
 //! | `builder`, `arrived` | a tree that is being loaded |
@@ -48,7 +47,6 @@ mod event_log;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 mod gather;
-mod heat;
 mod history;
 mod interval_tree;
 mod json;
@@ -57,11 +55,9 @@ mod ledger;
 mod memory;
 mod missed;
 mod node;
-mod pack;
 mod packed;
 mod query;
 mod repack;
-mod residency;
 mod rope;
 mod select;
 mod selection;
@@ -72,25 +68,23 @@ pub mod testing;
 mod tree;
 
 pub use answer::{Answer, ResponseHeader};
-pub use builder::TreeBuilder;
+pub use builder::{Packing, TreeBuilder};
 pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use event::{WatchEvent, WatchFields, fragments};
 pub use event_log::{Batch, Change, ChangeKind, EventLog};
-pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
+pub use history::{Applied, AtError, HistoryLimits, NotApplied, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
 pub use json::{JsonAnswer, JsonFields};
+pub use ledger::TreeMemory;
 pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
-pub use pack::Packing;
-pub use packed::CorruptBlock;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
-pub use repack::{Repacked, Repacking};
-pub use residency::NotHeld;
+pub use repack::{NotHeld, Repacked, Repacking};
 pub use rope::Rope;
 pub use select::{Scan, Selecting, begin_select, select};
 pub use selection::{Selected, Selection};
-pub use stored::{StoredEntry, Unpacker};
-pub use tree::{PackedBytes, Tree, WeakTree};
+pub use stored::{MemoryError, StoredEntry};
+pub use tree::{Tree, WeakTree};

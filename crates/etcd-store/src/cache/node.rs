@@ -13,7 +13,7 @@ use std::{
 use super::{
     entry::field_len,
     leaf::{LEAF_MIN, Leaf, RightHalf},
-    ledger::Ledger,
+    ledger::{Ledger, TreeMemory},
     memory::{ARC_HEADER_BYTES, class_bytes},
     separator::Separators,
     stored::{StoredEntry, touch},
@@ -52,6 +52,16 @@ impl Summary {
             keys_only_bytes,
             lease_bytes: field_len(prelude.len() + lease.len()) as u64 - keys_only_bytes,
         }
+    }
+
+    /// Whether every value is held.
+    pub fn has_all_values(&self) -> bool {
+        self.not_held_bytes == 0
+    }
+
+    /// The part of `encoded_bytes` of entries whose values are held.
+    pub fn held_bytes(&self) -> u64 {
+        self.encoded_bytes - self.not_held_bytes
     }
 
     pub(super) fn of_all(entries: &[StoredEntry]) -> Summary {
@@ -159,6 +169,13 @@ impl Node {
         class_bytes(ARC_HEADER_BYTES + size_of::<Node>()) as u64 + lists
     }
 
+    /// Memory of the node and its entries, without its children.
+    pub(super) fn memory(&self) -> TreeMemory {
+        let mut memory = Ledger::of(self.entries()).memory;
+        memory.nodes += self.memory_bytes();
+        memory
+    }
+
     /// Prefetches the reference counts that a copy increments.
     fn touch_below(&self) {
         match &self.body {
@@ -240,7 +257,7 @@ pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a 
     }
     let node = Arc::make_mut(node);
     node.born = ledger.epoch;
-    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    ledger.memory.nodes = ledger.memory.nodes + node.memory_bytes() - before;
     node
 }
 

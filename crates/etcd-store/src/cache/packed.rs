@@ -26,7 +26,8 @@ pub(super) struct PackedBlock {
     values: BlockValues,
 }
 
-enum BlockValues {
+/// Values of the entries of a packed block.
+pub(super) enum BlockValues {
     Compressed {
         /// The encoded entries, compressed.
         bytes: Box<[u8]>,
@@ -48,11 +49,6 @@ struct EntryOffsets {
     end: u32,
 }
 
-/// A packed block whose bytes are not those that were packed: memory was damaged. None of its entries can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a packed block does not have the checksum of what was packed: memory is damaged")]
-pub struct CorruptBlock;
-
 impl PackedBlock {
     /// Compresses `entries`; `None` if they are too large, or if that would not save enough.
     pub(super) fn new(entries: &[&Entry], born: u64) -> Option<PackedBlock> {
@@ -71,18 +67,9 @@ impl PackedBlock {
         (packed.memory_bytes() * 100 <= plain.len() * WORTHWHILE_PERCENT).then_some(packed)
     }
 
-    /// A block without values, of entries with these heads and digests; `None` if they are too large. `heads` is as in
-    /// [`PackedBlock::with_heads`].
-    pub(super) fn without_values<'a>(
-        heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
-        digests: Box<[u64]>,
-        born: u64,
-    ) -> Option<PackedBlock> {
-        PackedBlock::with_heads(heads, BlockValues::NotHeld(digests), born)
-    }
-
-    /// `heads` has the fields of each entry before its value, its lease, and its encoded length in bytes.
-    fn with_heads<'a>(
+    /// A block of entries with these values; `None` if they are too large. `heads` has the fields of each entry before its
+    /// value, its lease, and its encoded length in bytes.
+    pub(super) fn with_heads<'a>(
         heads: impl Iterator<Item = ((&'a [u8], &'a [u8]), usize)>,
         values: BlockValues,
         born: u64,
@@ -142,21 +129,22 @@ impl PackedBlock {
         matches!(self.values, BlockValues::Compressed { .. })
     }
 
-    /// The entries in a plain block of the caller's own. Not to be called without values.
-    pub(super) fn unpack(&self) -> Result<Arc<Block>, CorruptBlock> {
+    /// The entries in a plain block of the caller's own; `None` if its bytes are not those that were packed. Not to be called
+    /// without values.
+    pub(super) fn unpack(&self) -> Option<Arc<Block>> {
         let BlockValues::Compressed { bytes, checksum } = &self.values else {
             debug_assert!(false, "the value is not held");
-            return Err(CorruptBlock);
+            return None;
         };
         let length = self.places.last().map_or(0, |last| last.end as usize);
-        let bytes = lz4_flex::block::decompress(bytes, length).map_err(|_| CorruptBlock)?;
+        let bytes = lz4_flex::block::decompress(bytes, length).ok()?;
         if bytes.len() != length || crc32fast::hash(&bytes) != *checksum {
-            return Err(CorruptBlock);
+            return None;
         }
         let bytes = bytes.into_boxed_slice();
         // No checkpoint of any tree holds it.
         let born = u64::MAX;
-        Ok(Arc::new(Block { born, bytes }))
+        Some(Arc::new(Block { born, bytes }))
     }
 
     /// Memory of the block, the allocator's rounding included, in bytes.

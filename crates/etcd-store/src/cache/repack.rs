@@ -1,4 +1,8 @@
-//! Leaves of a tree in use are packed, coldest first, and unpacked again; and others are made of them (`residency`).
+//! Leaves of a tree in use are made again: packed, coldest first, unpacked, without values once packing is not enough, and with
+//! these values again.
+//!
+//! Of entries without values counts, keys, absence and the bounds of pages are known as before, and only etcd has the values:
+//! [`select`](super::select) declines a read of them. A digest shows whether a value that etcd sends is the one that was left out.
 //!
 //! The work is done on a snapshot, without the lock on the store. What it has made then takes the place of the leaves that
 //! it was made from, in the current state and in every state of the history that has them: a leaf that was written
@@ -8,11 +12,11 @@
 use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
 
 use super::{
+    entry::Entry,
     leaf::Leaf,
-    ledger::Ledger,
-    node::{Body, Inner, Node, Summary},
-    packed::CorruptBlock,
-    stored::StoredEntry,
+    ledger::TreeMemory,
+    node::{Body, Inner, Node},
+    stored::{MemoryError, StoredEntry},
     tree::Tree,
 };
 
@@ -20,59 +24,60 @@ use super::{
 const MAX_LOOKED_AT: usize = 1 << 12;
 
 /// Change that is made to leaves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repacking {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Repacking<'a> {
     /// Leaves that were neither read nor written since the last look are packed.
     PackCold,
     /// All are packed.
     PackAll,
     /// Leaves that were read since the last look are unpacked.
     UnpackHot,
+    /// Values are left out.
+    LeaveOut,
+    /// Values are left out, those that something else has included.
+    #[cfg(debug_assertions)]
+    LeaveOutAll,
+    /// The values of these entries, which are in the order of their keys, are put where they are not held, if they are those
+    /// that were left out.
+    Hold(&'a [Entry]),
+}
+
+/// Neighbouring entries, some of whose values are not held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NotHeld {
+    /// Key of the first.
+    pub first: Box<[u8]>,
+    /// Key of the last.
+    pub last: Box<[u8]>,
+    /// Length of those without values as fields `kvs`, in bytes.
+    pub bytes: u64,
 }
 
 type Key = Box<[u8]>;
 
 /// Other leaves with the entries of a snapshot, packed, unpacked or without values, and what they replace.
+#[derive(Default)]
 pub struct Repacked {
-    /// By the address of the leaf that each replaces.
-    leaves: HashMap<usize, Replacement>,
+    leaves: Replacements,
     /// First key of the first leaf, and last key of the last one.
     range: Option<(Key, Key)>,
     next: Option<Key>,
     bytes: u64,
 }
 
-/// A node, and the one that takes its place.
-struct Replacement {
-    /// Kept, so that no other node gets its address.
-    _old: Arc<Node>,
+/// By its address, a node and what takes its place, if anything. It is kept, so that no other gets its address.
+pub(super) type Replacements = HashMap<usize, (Arc<Node>, Option<Replacement>)>;
+
+/// A node that takes the place of another, and by what the memory of a tree changes.
+#[derive(Clone)]
+pub(super) struct Replacement {
     new: Arc<Node>,
-    change: MemoryDelta,
+    added: TreeMemory,
+    removed: TreeMemory,
 }
-
-/// By what the memory of a tree changes, in bytes.
-#[derive(Clone, Copy, Default)]
-struct MemoryDelta {
-    added: ByteSums,
-    removed: ByteSums,
-}
-
-#[derive(Clone, Copy, Default)]
-struct ByteSums {
-    entries: u64,
-    packed: u64,
-    packed_encoded: u64,
-    /// Of entries whose values are not held; see [`Summary`].
-    not_held: u64,
-    nodes: u64,
-}
-
-/// Nodes that were looked at, with their replacement, or with themselves to keep their address; see [`Replacement`].
-#[derive(Default)]
-pub(super) struct Seen(HashMap<usize, Result<Replacement, Arc<Node>>>);
 
 impl Repacked {
-    /// A key of the first leaf that was not looked at; `None` at the end of the tree.
+    /// A key of the first leaf that was not looked at; `None` at the end of the keys.
     pub fn next(&self) -> Option<&[u8]> {
         self.next.as_deref()
     }
@@ -86,80 +91,7 @@ impl Repacked {
     pub fn encoded_bytes(&self) -> u64 {
         self.bytes
     }
-}
 
-impl Tree {
-    /// Packs or unpacks leaves from the one that has `from` on, until their entries have `max_bytes` together. This tree does
-    /// not change; the result is for [`Store::put_repacked`](super::Store::put_repacked).
-    ///
-    /// Leaves of which something else has an entry are left alone: that would only take more memory.
-    ///
-    /// # Errors
-    /// A packed block is damaged.
-    pub fn repack(&self, from: &[u8], what: Repacking, max_bytes: u64) -> Result<Repacked, CorruptBlock> {
-        self.remake(from, max_bytes, |node, leaf| {
-            repacked_leaf(leaf, what, node.born).map(ControlFlow::Continue)
-        })
-    }
-
-    /// Makes other leaves with the same entries of those from the one that has `from` on, until their entries have
-    /// `max_bytes` together, or `remake` breaks; `None` leaves a leaf as it is.
-    pub(super) fn remake<E>(
-        &self,
-        from: &[u8],
-        max_bytes: u64,
-        mut remake: impl FnMut(&Node, &Leaf) -> Result<ControlFlow<(), Option<Leaf>>, E>,
-    ) -> Result<Repacked, E> {
-        let mut repacked = Repacked {
-            leaves: HashMap::new(),
-            range: None,
-            next: None,
-            bytes: 0,
-        };
-        let (mut looked_at, mut outcome) = (0, Ok(()));
-        if let Some(root) = &self.root {
-            let _ = for_each_leaf_from(root, from, &mut |node, leaf| {
-                looked_at += 1;
-                if looked_at > MAX_LOOKED_AT || repacked.bytes >= max_bytes {
-                    repacked.next = leaf.first().map(|first| first.key().into());
-                    return ControlFlow::Break(());
-                }
-                match remake(node, leaf) {
-                    Ok(ControlFlow::Continue(new)) => {
-                        if let Some(new) = new {
-                            repacked.add(node, leaf, new);
-                        }
-                        ControlFlow::Continue(())
-                    }
-                    Ok(ControlFlow::Break(())) => ControlFlow::Break(()),
-                    Err(corrupt) => {
-                        outcome = Err(corrupt);
-                        ControlFlow::Break(())
-                    }
-                }
-            });
-        }
-        outcome.map(|()| repacked)
-    }
-
-    /// Replaces leaves by the others that were made of them; returns the memory of the replaced ones, in bytes.
-    pub(super) fn put_repacked(&mut self, repacked: &Repacked, seen: &mut Seen) -> u64 {
-        let Some(root) = &self.root else { return 0 };
-        let Some((new, change)) = replaced(root, repacked, seen) else {
-            return 0;
-        };
-        self.root = Some(new);
-        self.ledger.entry_bytes = self.ledger.entry_bytes + change.added.entries - change.removed.entries;
-        self.ledger.packed_bytes = self.ledger.packed_bytes + change.added.packed - change.removed.packed;
-        self.ledger.packed_encoded_bytes =
-            self.ledger.packed_encoded_bytes + change.added.packed_encoded - change.removed.packed_encoded;
-        self.ledger.node_bytes = self.ledger.node_bytes + change.added.nodes - change.removed.nodes;
-        change.apply_to(&mut self.summary);
-        change.removed.entries + change.removed.nodes
-    }
-}
-
-impl Repacked {
     fn add(&mut self, node: &Arc<Node>, leaf: &Leaf, new: Leaf) {
         let (Some(first), Some(last)) = (leaf.first(), leaf.last()) else {
             return;
@@ -172,86 +104,124 @@ impl Repacked {
         self.bytes += leaf.iter().map(|stored| stored.encoded_len() as u64).sum::<u64>();
         // What has the old leaf has its entries: the age of the new one is the same.
         let new = Node::leaf(new, node.born);
-        let change = MemoryDelta {
-            added: bytes_of_leaf(&new),
-            removed: bytes_of_leaf(node),
+        let replacement = Replacement {
+            added: new.memory(),
+            removed: node.memory(),
+            new: Arc::new(new),
         };
-        self.leaves.insert(
-            address(node),
-            Replacement {
-                _old: Arc::clone(node),
-                new: Arc::new(new),
-                change,
-            },
-        );
+        self.leaves
+            .insert(address(node), (Arc::clone(node), Some(replacement)));
     }
 }
 
-impl MemoryDelta {
-    /// Changes of the totals over the entries: all else stays.
-    fn apply_to(self, summary: &mut Summary) {
-        summary.not_held_bytes = summary.not_held_bytes + self.added.not_held - self.removed.not_held;
+impl Tree {
+    /// Makes other leaves of those that have the entries from `from` on and below `end` (empty: to the last key), until their
+    /// entries have `max_bytes` together. This tree does not change; the result is for
+    /// [`Store::put_repacked`](super::Store::put_repacked).
+    ///
+    /// Leaves of which something else has an entry are left alone, unless they get values: that would only take more memory.
+    ///
+    /// # Errors
+    /// A packed block is damaged.
+    pub fn repack(
+        &self,
+        (from, end): (&[u8], &[u8]),
+        what: Repacking<'_>,
+        max_bytes: u64,
+    ) -> Result<Repacked, MemoryError> {
+        let (mut repacked, mut looked_at, mut outcome) = (Repacked::default(), 0, Ok(()));
+        let Some(root) = &self.root else {
+            return Ok(repacked);
+        };
+        let _ = for_each_leaf_from(root, from, &mut |node, leaf| {
+            let first = leaf.first().map_or(&b""[..], StoredEntry::key);
+            if !end.is_empty() && first >= end {
+                return ControlFlow::Break(());
+            }
+            looked_at += 1;
+            if looked_at > MAX_LOOKED_AT || repacked.bytes >= max_bytes {
+                repacked.next = Some(first.into());
+                return ControlFlow::Break(());
+            }
+            match what.of(leaf, (from, end), node.born) {
+                Ok(Some(new)) => repacked.add(node, leaf, new),
+                Ok(None) => {}
+                Err(error) => {
+                    outcome = Err(error);
+                    return ControlFlow::Break(());
+                }
+            }
+            ControlFlow::Continue(())
+        });
+        outcome.map(|()| repacked)
     }
 
-    fn and(self, other: MemoryDelta) -> MemoryDelta {
-        MemoryDelta {
-            added: self.added.and(other.added),
-            removed: self.removed.and(other.removed),
+    /// Replaces leaves by the others that were made of them; returns the memory of the replaced ones, in bytes.
+    pub(super) fn put_repacked(&mut self, repacked: &Repacked, seen: &mut Replacements) -> u64 {
+        let replaced = self.root.as_ref().and_then(|root| replaced(root, repacked, seen));
+        let Some(Replacement { new, added, removed }) = replaced else {
+            return 0;
+        };
+        self.root = Some(new);
+        self.ledger.memory += added;
+        self.ledger.memory -= removed;
+        self.summary.not_held_bytes = self.ledger.memory.not_held;
+        removed.entries + removed.nodes
+    }
+
+    /// The next entries from `from` on of which a value is not held, of one leaf or, as long as they have fewer than `max_bytes`
+    /// together, of its neighbours. O(leaves of the result + log n).
+    pub fn next_not_held(&self, from: &[u8], max_bytes: u64) -> Option<NotHeld> {
+        let mut found = None;
+        if let Some(root) = &self.root
+            && self.summary().not_held_bytes > 0
+        {
+            let _ = find_not_held(root, from, max_bytes, &mut found);
         }
+        found
     }
 }
 
-impl ByteSums {
-    fn and(self, other: ByteSums) -> ByteSums {
-        ByteSums {
-            entries: self.entries + other.entries,
-            packed: self.packed + other.packed,
-            packed_encoded: self.packed_encoded + other.packed_encoded,
-            not_held: self.not_held + other.not_held,
-            nodes: self.nodes + other.nodes,
+impl Repacking<'_> {
+    /// The leaf after this change of its entries from `from` on and below `end`; `None` if there is no reason for it.
+    pub(super) fn of(
+        self,
+        leaf: &Leaf,
+        (from, end): (&[u8], &[u8]),
+        born: u64,
+    ) -> Result<Option<Leaf>, MemoryError> {
+        match self {
+            Repacking::PackCold | Repacking::PackAll => {
+                let is_hot = leaf.heat.take_hot();
+                let is_due = !is_hot || self == Repacking::PackAll;
+                if !is_due || leaf.heat.is_settled() || !leaf.has_its_entries_alone() {
+                    return Ok(None);
+                }
+                let packed = leaf.packed(born);
+                if packed.is_none() {
+                    // It is not tried again before the leaf is written.
+                    leaf.heat.set_settled();
+                }
+                Ok(packed)
+            }
+            Repacking::UnpackHot => {
+                let has_packed = leaf.iter().any(StoredEntry::is_packed);
+                if !has_packed || !leaf.heat.take_hot() || !leaf.has_its_entries_alone() {
+                    return Ok(None);
+                }
+                leaf.unpacked(born).map(Some)
+            }
+            Repacking::LeaveOut if !leaf.has_its_entries_alone() => Ok(None),
+            Repacking::LeaveOut => leaf.without_values(from, end, born),
+            #[cfg(debug_assertions)]
+            Repacking::LeaveOutAll => leaf.without_values(from, end, born),
+            Repacking::Hold(values) => Ok(leaf.with_values(values, born)),
         }
     }
 }
 
 fn address(node: &Arc<Node>) -> usize {
     Arc::as_ptr(node).addr()
-}
-
-fn bytes_of_leaf(node: &Node) -> ByteSums {
-    let counted = Ledger::of(node.entries());
-    ByteSums {
-        entries: counted.entry_bytes,
-        packed: counted.packed_bytes,
-        packed_encoded: counted.packed_encoded_bytes,
-        not_held: Summary::of_all(node.entries()).not_held_bytes,
-        nodes: node.memory_bytes(),
-    }
-}
-
-/// The leaf packed or unpacked, if there is a reason.
-fn repacked_leaf(leaf: &Leaf, what: Repacking, born: u64) -> Result<Option<Leaf>, CorruptBlock> {
-    match what {
-        Repacking::PackCold | Repacking::PackAll => {
-            let is_hot = leaf.heat.take_hot();
-            let is_due = !is_hot || what == Repacking::PackAll;
-            if !is_due || leaf.heat.is_settled() || !leaf.has_its_entries_alone() {
-                return Ok(None);
-            }
-            let packed = leaf.packed(born);
-            if packed.is_none() {
-                // It is not tried again before the leaf is written.
-                leaf.heat.set_settled();
-            }
-            Ok(packed)
-        }
-        Repacking::UnpackHot => {
-            let has_packed = leaf.iter().any(StoredEntry::is_packed);
-            if !has_packed || !leaf.heat.take_hot() || !leaf.has_its_entries_alone() {
-                return Ok(None);
-            }
-            leaf.unpacked(born).map(Some)
-        }
-    }
 }
 
 /// Calls `visit` for the leaf that has `key`, or would have it, and those after it, until it breaks.
@@ -269,64 +239,88 @@ fn for_each_leaf_from<'a>(
     }
 }
 
-/// Replacement of a node: a leaf that was packed or unpacked, or a copy of the node with such a leaf below; `None` if nothing does.
-fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Seen) -> Option<(Arc<Node>, MemoryDelta)> {
+/// Replacement of a node: a leaf that was made again, or a copy of the node with such a leaf below; `None` if nothing does.
+fn replaced(node: &Arc<Node>, repacked: &Repacked, seen: &mut Replacements) -> Option<Replacement> {
     let inner = match &node.body {
-        Body::Leaf(_) => {
-            let leaf = repacked.leaves.get(&address(node))?;
-            return Some((Arc::clone(&leaf.new), leaf.change));
-        }
+        Body::Leaf(_) => return repacked.leaves.get(&address(node))?.1.clone(),
         Body::Inner(inner) => inner,
     };
     // States of the history share most nodes, and must share what takes their place.
-    let made = seen.0.get(&address(node));
-    if let Some(made) = made {
-        let made = made.as_ref().ok()?;
-        return Some((Arc::clone(&made.new), made.change));
+    if let Some((_, made)) = seen.get(&address(node)) {
+        return made.clone();
     }
-    let made = with_replaced_children(inner, repacked, seen).map(|(inner, below)| {
-        let new = Node {
-            born: node.born,
-            body: Body::Inner(inner),
-        };
-        let nodes = |node: &Node| ByteSums {
-            nodes: node.memory_bytes(),
-            ..ByteSums::default()
-        };
-        let change = MemoryDelta {
-            added: nodes(&new),
-            removed: nodes(node),
-        };
-        (Arc::new(new), change.and(below))
-    });
-    let kept = match &made {
-        Some((new, change)) => Ok(Replacement {
-            _old: Arc::clone(node),
-            new: Arc::clone(new),
-            change: *change,
-        }),
-        None => Err(Arc::clone(node)),
-    };
-    seen.0.insert(address(node), kept);
+    let made = with_replaced_children(node, inner, repacked, seen);
+    seen.insert(address(node), (Arc::clone(node), made.clone()));
     made
 }
 
 fn with_replaced_children(
+    node: &Node,
     inner: &Inner,
     repacked: &Repacked,
-    seen: &mut Seen,
-) -> Option<(Inner, MemoryDelta)> {
+    seen: &mut Replacements,
+) -> Option<Replacement> {
     let (first, last) = repacked.range.as_ref()?;
-    let (mut copy, mut change) = (None, MemoryDelta::default());
+    let (mut copy, mut added, mut removed) = (None, TreeMemory::default(), node.memory());
     for index in inner.slot_of(first)..=inner.slot_of(last) {
-        if let Some((node, below)) = replaced(&inner.slots[index].node, repacked, seen) {
+        if let Some(below) = replaced(&inner.slots[index].node, repacked, seen) {
             let slot = &mut copy.get_or_insert_with(|| inner.clone()).slots[index];
-            slot.node = node;
-            below.apply_to(&mut slot.summary);
-            change = change.and(below);
+            let not_held = &mut slot.summary.not_held_bytes;
+            *not_held = *not_held + below.added.not_held - below.removed.not_held;
+            slot.node = below.new;
+            added += below.added;
+            removed += below.removed;
         }
     }
-    copy.map(|copy| (copy, change))
+    let new = Node {
+        born: node.born,
+        body: Body::Inner(copy?),
+    };
+    added += new.memory();
+    Some(Replacement {
+        new: Arc::new(new),
+        added,
+        removed,
+    })
+}
+
+fn find_not_held(
+    node: &Arc<Node>,
+    from: &[u8],
+    max_bytes: u64,
+    found: &mut Option<NotHeld>,
+) -> ControlFlow<()> {
+    let leaf = match &node.body {
+        Body::Leaf(leaf) => leaf,
+        Body::Inner(inner) => {
+            return inner.slots[inner.slot_of(from)..].iter().try_for_each(|slot| {
+                if slot.summary.not_held_bytes > 0 {
+                    find_not_held(&slot.node, from, max_bytes, found)
+                } else if found.is_some() {
+                    // Neighbours only: what lies between is not read in vain.
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+        }
+    };
+    for stored in leaf.iter() {
+        if stored.has_value() || stored.key() < from {
+            continue;
+        }
+        let bytes = stored.encoded_len() as u64;
+        let range = found.get_or_insert_with(|| NotHeld {
+            first: stored.key().into(),
+            ..NotHeld::default()
+        });
+        if range.bytes > 0 && range.bytes + bytes > max_bytes {
+            return ControlFlow::Break(());
+        }
+        range.last = stored.key().into();
+        range.bytes += bytes;
+    }
+    ControlFlow::Continue(())
 }
 
 impl std::fmt::Debug for Repacked {
@@ -338,5 +332,7 @@ impl std::fmt::Debug for Repacked {
     }
 }
 
+#[cfg(test)]
+mod not_held_tests;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,7 @@ use std::{ops::ControlFlow, sync::Arc};
 use super::{
     entry::Entry,
     node::Summary,
-    packed::CorruptBlock,
-    stored::{StoredEntry, Unpacker, touch},
+    stored::{EntryReader, MemoryError, StoredEntry, touch},
     tree::Tree,
 };
 use etcd_wire::protobuf::to_usize;
@@ -100,10 +99,9 @@ impl Selection {
                 Entries::None => true,
                 Entries::One(entry) => entry.has_value(),
                 Entries::Page(entries) => entries.iter().all(StoredEntry::has_value),
-                Entries::Ordered { order, .. } => order.summary.not_held_bytes == 0,
+                Entries::Ordered { order, .. } => order.summary.has_all_values(),
                 Entries::Ranks { tree, from, to } => {
-                    tree.summary().not_held_bytes == 0
-                        || tree.summary_of_ranks(*from, *to).not_held_bytes == 0
+                    tree.summary().has_all_values() || tree.summary_of_ranks(*from, *to).has_all_values()
                 }
             }
     }
@@ -207,18 +205,18 @@ impl Selection {
         }
     }
 
-    /// Visits as [`Selection::visit_from`] does, with values: packed ones are decompressed, with what `unpacker` has kept.
+    /// Visits as [`Selection::visit_from`] does, with values: packed ones are decompressed, with what `reader` has kept.
     pub(super) fn read_from(
         &self,
         skipped: u64,
         copied_below_bytes: usize,
-        unpacker: &mut Unpacker,
+        reader: &mut EntryReader,
         mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
-    ) -> Result<(), CorruptBlock> {
+    ) -> Result<(), MemoryError> {
         let mut outcome = Ok(());
         self.visit_from(skipped, copied_below_bytes, |stored| match stored.parts() {
             Ok(entry) => visit(entry),
-            Err(_) => match unpacker.read(stored) {
+            Err(_) => match reader.read(stored) {
                 Ok(entry) => visit(&entry),
                 Err(corrupt) => {
                     outcome = Err(corrupt);

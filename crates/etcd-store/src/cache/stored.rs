@@ -5,11 +5,13 @@
 
 use std::{fmt, sync::Arc};
 
-use super::block::Block;
+use super::block::{Block, ENTRY_MAX_BYTES};
 use super::entry::{Entry, KeyHead, write_keys_only};
-use super::packed::{CorruptBlock, PackedBlock, digest};
+use super::packed::{BlockValues, PackedBlock, digest};
 
 const CACHE_LINE_BYTES: usize = 64;
+/// Bytes of the entries of a packed block at most, unless it has one entry. A read of one entry decompresses all.
+const PACKED_MAX_BYTES: usize = 16 << 10;
 
 /// A key-value pair of one revision, in a tree. A clone counts a reference.
 #[derive(Clone)]
@@ -64,19 +66,36 @@ impl StoredEntry {
         self.plain().is_none_or(|entry| entry.block().is_some())
     }
 
+    /// Whether this is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
+    pub fn is_message(&self, key_value: &[u8]) -> bool {
+        EntryReader::default().is_message(self, key_value)
+    }
+
+    /// Whether this is `entry`, byte for byte; by its digest if its value is not held. A damaged entry is none.
+    pub fn is_same(&self, entry: &Entry) -> bool {
+        EntryReader::default().is_same(self, entry)
+    }
+
+    /// Whether `theirs`, but for its value, is this one. etcd may leave out the lease: only a write changes it.
+    pub fn is_as_old_as(&self, theirs: &Entry) -> bool {
+        let (ours, theirs) = (self.head(), theirs.fields());
+        (ours.create_revision, ours.mod_revision, ours.version)
+            == (theirs.create_revision, theirs.mod_revision, theirs.version)
+    }
+
     /// The entry, plain, decompressed if necessary. It must have its value.
     ///
     /// # Errors
     /// The packed block is damaged.
-    pub fn read(&self) -> Result<Entry, CorruptBlock> {
-        Unpacker::default().read(self)
+    pub fn read(&self) -> Result<Entry, MemoryError> {
+        EntryReader::default().read(self)
     }
 
     /// The entry outside of blocks: what outlives its leaf must not keep a block.
     ///
     /// # Errors
     /// The packed block is damaged.
-    pub(super) fn detached(&self) -> Result<Entry, CorruptBlock> {
+    pub(super) fn detached(&self) -> Result<Entry, MemoryError> {
         self.read().map(|entry| entry.detached())
     }
 
@@ -162,18 +181,23 @@ impl fmt::Debug for StoredEntry {
     }
 }
 
+/// An entry is not the one that was stored: memory is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a packed block does not have the checksum of what was packed: memory is damaged")]
+pub struct MemoryError;
+
 /// Reads stored entries one after the other. Keeps the last block that was decompressed, as neighbours share it.
 #[derive(Debug, Default)]
-pub struct Unpacker {
+pub(super) struct EntryReader {
     last: Option<(Arc<PackedBlock>, Arc<Block>)>,
 }
 
-impl Unpacker {
+impl EntryReader {
     /// The plain entry of `stored`, which must have its value.
     ///
     /// # Errors
     /// The packed block is damaged.
-    pub fn read(&mut self, stored: &StoredEntry) -> Result<Entry, CorruptBlock> {
+    pub(super) fn read(&mut self, stored: &StoredEntry) -> Result<Entry, MemoryError> {
         let (packed, index) = match stored.parts() {
             Ok(entry) => return Ok(entry.clone()),
             Err(packed) => packed,
@@ -181,7 +205,7 @@ impl Unpacker {
         let block = match &self.last {
             Some((last, block)) if Arc::ptr_eq(last, packed) => block,
             _ => {
-                let block = packed.unpack()?;
+                let block = packed.unpack().ok_or(MemoryError)?;
                 &self.last.insert((Arc::clone(packed), block)).1
             }
         };
@@ -189,18 +213,94 @@ impl Unpacker {
         Ok(Entry::in_block(block, range.start, range.end))
     }
 
-    /// Whether `stored` is the KeyValue message `key_value`, byte for byte. A damaged entry is none.
-    pub fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
+    /// Reads an entry for a leaf, whose small entries move into its own blocks; the block of a response must not be kept.
+    ///
+    /// # Errors
+    /// The packed block is damaged.
+    pub(super) fn read_for_leaf(&mut self, stored: &StoredEntry) -> Result<Entry, MemoryError> {
+        let entry = self.read(stored)?;
+        let is_small = entry.encoded_len() < ENTRY_MAX_BYTES;
+        Ok(if is_small { entry } else { entry.detached() })
+    }
+
+    /// See [`StoredEntry::is_message`].
+    pub(super) fn is_message(&mut self, stored: &StoredEntry, key_value: &[u8]) -> bool {
         Entry::from_key_value(key_value).is_ok_and(|theirs| self.is_same(stored, &theirs))
     }
 
-    /// Whether `stored` is `entry`, byte for byte; by its digest if its value is not held. A damaged entry is none.
-    pub fn is_same(&mut self, stored: &StoredEntry, entry: &Entry) -> bool {
-        match stored.digest() {
-            Some(known) => stored.head_parts() == entry.head_parts() && known == digest(entry),
-            None => self.read(stored).is_ok_and(|ours| ours == *entry),
-        }
+    /// See [`StoredEntry::is_same`].
+    pub(super) fn is_same(&mut self, stored: &StoredEntry, entry: &Entry) -> bool {
+        stored.head_parts() == entry.head_parts()
+            && match stored.digest() {
+                Some(known) => known == digest(entry),
+                None => self.read(stored).is_ok_and(|ours| ours == *entry),
+            }
     }
+}
+
+/// Packs neighbouring entries together wherever that saves enough; returns whether it did. What is packed already stays as
+/// it is.
+pub(super) fn pack(entries: &mut [StoredEntry], born: u64) -> bool {
+    let mut is_packed = false;
+    let mut rest = entries;
+    while !rest.is_empty() {
+        let mut length = 0;
+        let mut fitting = |stored: &StoredEntry| {
+            length += stored.encoded_len();
+            stored.plain().is_some() && length <= PACKED_MAX_BYTES
+        };
+        // An entry that is larger than a block is packed alone.
+        let taken = rest
+            .iter()
+            .map_while(|stored| fitting(stored).then_some(()))
+            .count()
+            .max(1);
+        let (group, others) = rest.split_at_mut(taken);
+        if let Some(packed) = packed_block(group, born) {
+            is_packed = true;
+            let packed = Arc::new(packed);
+            for (index, stored) in group.iter_mut().enumerate() {
+                *stored = StoredEntry::packed(&packed, index);
+            }
+        }
+        rest = others;
+    }
+    is_packed
+}
+
+/// Decompresses all.
+pub(super) fn unpack(entries: &mut [StoredEntry]) -> Result<(), MemoryError> {
+    let mut reader = EntryReader::default();
+    for stored in entries.iter_mut().filter(|stored| stored.is_packed()) {
+        *stored = reader.read_for_leaf(stored)?.into();
+    }
+    Ok(())
+}
+
+/// A block of `entries` without their values; `None` if they are too large.
+///
+/// # Errors
+/// The packed block of one of them is damaged.
+pub(super) fn without_values(
+    entries: &[&StoredEntry],
+    born: u64,
+) -> Result<Option<Arc<PackedBlock>>, MemoryError> {
+    let mut reader = EntryReader::default();
+    let digests = entries.iter().map(|stored| match stored.digest() {
+        Some(known) => Ok(known),
+        None => reader.read(stored).map(|entry| digest(&entry)),
+    });
+    let digests = digests.collect::<Result<_, _>>()?;
+    let heads = entries
+        .iter()
+        .map(|stored| (stored.head_parts(), stored.encoded_len()));
+    let values = BlockValues::NotHeld(digests);
+    Ok(PackedBlock::with_heads(heads, values, born).map(Arc::new))
+}
+
+fn packed_block(group: &[StoredEntry], born: u64) -> Option<PackedBlock> {
+    let entries: Option<Vec<&Entry>> = group.iter().map(StoredEntry::plain).collect();
+    PackedBlock::new(&entries?, born)
 }
 
 /// Whether no one but the holder of `entries` has one of them, or a block of theirs.
@@ -241,9 +341,10 @@ pub(super) fn touch(entries: &[StoredEntry], whole_below_bytes: usize) {
 }
 
 #[cfg(test)]
+mod pack_tests;
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::pack::{pack, without_values};
     use crate::cache::testing::KeyValue;
 
     fn stored(count: usize) -> Vec<StoredEntry> {
@@ -267,8 +368,8 @@ mod tests {
         // Another key between those of the block.
         packed.insert(2, stored(1).remove(0));
         assert!(are_only_here(&packed));
-        let unpacker = &mut Unpacker::default();
-        unpacker.read(&packed[0]).unwrap();
+        let reader = &mut EntryReader::default();
+        reader.read(&packed[0]).unwrap();
         assert!(!are_only_here(&packed), "a response has the block");
         assert!(
             !are_only_here(&packed[1..]),
@@ -296,17 +397,17 @@ mod tests {
                 }
             }
             assert_eq!(entries[1].has_value(), step < 2);
-            let mut unpacker = Unpacker::default();
-            assert!(unpacker.is_message(&entries[1], &message(&same)));
+            let mut reader = EntryReader::default();
+            assert!(reader.is_message(&entries[1], &message(&same)));
             for other in [
                 &leased,
                 &KeyValue::new("01", 2, vec![b'v'; 300]),
                 &KeyValue::new("01", 1, "w"),
             ] {
-                assert!(!unpacker.is_message(&entries[1], &message(other)));
+                assert!(!reader.is_message(&entries[1], &message(other)));
             }
-            assert!(!unpacker.is_message(&entries[0], &message(&same)));
-            assert!(!unpacker.is_message(&entries[1], b"not a message"));
+            assert!(!reader.is_message(&entries[0], &message(&same)));
+            assert!(!reader.is_message(&entries[1], b"not a message"));
         }
     }
 

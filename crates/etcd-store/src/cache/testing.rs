@@ -13,7 +13,7 @@ mod strategies;
 
 use prost::Message as _;
 
-use super::{Entry, RangeQuery, StoredEntry, Unpacker};
+use super::{Entry, RangeQuery, StoredEntry};
 use etcd_wire::etcdserverpb::RangeRequest;
 #[cfg(test)]
 pub(super) use strategies::{Remaking, key_value, number, packing, remaking};
@@ -102,7 +102,7 @@ impl From<&Entry> for KeyValue {
 impl KeyValue {
     /// Whether `stored` is this one; by its digest if its value is not held.
     pub fn is(&self, stored: &StoredEntry) -> bool {
-        Unpacker::default().is_same(stored, &self.entry())
+        stored.is_same(&self.entry())
     }
 }
 

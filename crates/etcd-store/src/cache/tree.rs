@@ -12,11 +12,12 @@ use std::{
 use super::{
     entry::Entry,
     leaf::Leaf,
-    ledger::Ledger,
+    ledger::{Ledger, TreeMemory},
     node::{Body, Inner, Node, Slot, Split, Summary, writable},
     separator::Separators,
-    stored::StoredEntry,
+    stored::{EntryReader, MemoryError, StoredEntry},
 };
+use bytes::Bytes;
 use etcd_wire::protobuf::to_usize;
 
 /// Entries in key order. Cloning it is O(1).
@@ -36,15 +37,6 @@ impl WeakTree {
     pub fn is_held(&self) -> bool {
         self.0.strong_count() > 0
     }
-}
-
-/// Memory of packed entries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PackedBytes {
-    /// Their memory, in bytes.
-    pub memory: u64,
-    /// Their length as fields `kvs`, in bytes.
-    pub encoded: u64,
 }
 
 impl Tree {
@@ -94,7 +86,7 @@ impl Tree {
             match &node.body {
                 Body::Inner(inner) => node = &inner.slots[inner.slot_of(key)].node,
                 Body::Leaf(leaf) => {
-                    leaf.heat.record_read();
+                    leaf.record_read();
                     return leaf.get(leaf.find(key)?);
                 }
             }
@@ -109,7 +101,7 @@ impl Tree {
         self.ledger.add(&entry);
         let Some(root) = &mut self.root else {
             let root = Node::leaf(Leaf::new(vec![entry]), self.ledger.epoch);
-            self.ledger.node_bytes += root.memory_bytes();
+            self.ledger.memory.nodes += root.memory_bytes();
             self.root = Some(Arc::new(root));
             return None;
         };
@@ -131,7 +123,7 @@ impl Tree {
             let mut separators = Separators::default();
             separators.push(&split.separator);
             let grown = Node::inner(slots, separators, self.ledger.epoch);
-            self.ledger.node_bytes += grown.memory_bytes();
+            self.ledger.memory.nodes += grown.memory_bytes();
             *root = Arc::new(grown);
         }
         inserted.replaced.map(|(replaced, _)| replaced)
@@ -159,7 +151,7 @@ impl Tree {
                 _ => return,
             };
             if let Some(root) = &self.root {
-                self.ledger.node_bytes -= root.memory_bytes();
+                self.ledger.memory.nodes -= root.memory_bytes();
             }
             self.root = below;
         }
@@ -247,6 +239,48 @@ impl Tree {
         self.for_each_leaf_from(rank, |_, run| run.iter().try_for_each(&mut visit));
     }
 
+    /// Calls `visit` for each entry, with its value, in key order, starting at `rank`, until it breaks.
+    ///
+    /// # Errors
+    /// A packed block is damaged.
+    pub fn read_from(
+        &self,
+        rank: u64,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+    ) -> Result<(), MemoryError> {
+        let (mut reader, mut outcome) = (EntryReader::default(), Ok(()));
+        self.for_each_from(rank, |stored| match reader.read(stored) {
+            Ok(entry) => visit(&entry),
+            Err(corrupt) => {
+                outcome = Err(corrupt);
+                ControlFlow::Break(())
+            }
+        });
+        outcome
+    }
+
+    /// Number of the first of `messages`, which are KeyValues in key order, that are the entries from `rank` on.
+    pub fn matching(&self, rank: u64, messages: &[Bytes]) -> u64 {
+        let (mut reader, mut theirs, mut same) = (EntryReader::default(), messages.iter(), 0);
+        self.for_each_from(rank, |ours| match theirs.next() {
+            Some(theirs) if reader.is_message(ours, theirs) => {
+                same += 1;
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Break(()),
+        });
+        same
+    }
+
+    /// Whether one of `entries` was written at the revisions of the tree's entry of its key, with another value.
+    pub fn contradicts<'a>(&self, entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+        let mut reader = EntryReader::default();
+        entries.into_iter().any(|theirs| {
+            let ours = self.get(theirs.key());
+            ours.is_some_and(|ours| ours.is_as_old_as(theirs) && !reader.is_same(ours, theirs))
+        })
+    }
+
     /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks. For packing,
     /// they were read.
     pub(super) fn for_each_run_from<'a>(
@@ -255,7 +289,7 @@ impl Tree {
         mut visit: impl FnMut(&'a [StoredEntry]) -> ControlFlow<()>,
     ) {
         self.for_each_leaf_from(rank, |leaf, run| {
-            leaf.heat.record_read();
+            leaf.record_read();
             visit(run)
         });
     }
@@ -304,7 +338,11 @@ impl Tree {
 
     /// Begins the running totals again, for a store of its own.
     pub fn reset_totals(&mut self) {
-        self.ledger.reset_totals();
+        self.ledger = Ledger {
+            epoch: self.ledger.epoch,
+            memory: self.ledger.memory,
+            ..Ledger::default()
+        };
     }
 
     /// Counts bytes that were replaced, as copied for the readers that may keep them.
@@ -314,20 +352,12 @@ impl Tree {
 
     /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
-        self.ledger.entry_bytes + self.ledger.node_bytes
+        self.ledger.memory.bytes()
     }
 
-    /// Memory of the packed entries, and their length as fields `kvs`, in bytes. O(1).
-    pub fn packed_bytes(&self) -> PackedBytes {
-        PackedBytes {
-            memory: self.ledger.packed_bytes,
-            encoded: self.ledger.packed_encoded_bytes,
-        }
-    }
-
-    /// Memory of the nodes, and of blocks beyond their entries, in bytes. O(1).
-    pub fn node_bytes(&self) -> u64 {
-        self.ledger.node_bytes
+    /// Memory of the tree by what takes it. O(1).
+    pub fn memory(&self) -> TreeMemory {
+        self.ledger.memory
     }
 
     /// Damages the packed blocks of the first leaf, as faulty memory would.
@@ -381,9 +411,9 @@ fn insert(node: &mut Arc<Node>, entry: StoredEntry, added: Summary, ledger: &mut
             }
         }
     };
-    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    ledger.memory.nodes = ledger.memory.nodes + node.memory_bytes() - before;
     if let Some(split) = &inserted.split {
-        ledger.node_bytes += split.right.node.memory_bytes();
+        ledger.memory.nodes += split.right.node.memory_bytes();
     }
     inserted
 }
@@ -427,7 +457,7 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Stor
             (removed, summary)
         }
     };
-    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    ledger.memory.nodes = ledger.memory.nodes + node.memory_bytes() - before;
     Some(removed)
 }
 
@@ -460,7 +490,7 @@ fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
         }
     };
     let after = node.memory_bytes() + split.as_ref().map_or(0, |split| split.right.node.memory_bytes());
-    ledger.node_bytes = ledger.node_bytes + after - before;
+    ledger.memory.nodes = ledger.memory.nodes + after - before;
     if let Some(split) = split {
         inner.adopt(left, split);
     }

@@ -33,9 +33,9 @@ impl PartialEq for Scope {
 
 impl Eq for Scope {}
 
-/// Disjoint scopes, in key order, that cover `prefixes` (every key if the list is empty) without `left_out`.
+/// Disjoint scopes, in key order, that cover `prefixes` (every key if the list is empty) without `excluded`.
 #[must_use]
-pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
+pub fn scopes(prefixes: &[String], excluded: &[String]) -> Vec<Scope> {
     let whole = [String::new()];
     let prefixes = if prefixes.is_empty() { &whole } else { prefixes };
     let mut wanted: Vec<Scope> = prefixes
@@ -51,7 +51,7 @@ pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
             _ => scopes.push(scope),
         }
     }
-    for prefix in left_out {
+    for prefix in excluded {
         let out = Scope::prefix(prefix.as_bytes());
         scopes = scopes.iter().flat_map(|scope| scope.without(&out)).collect();
     }
@@ -157,10 +157,10 @@ impl Scope {
         } else {
             text(prefix)
         };
-        for (word, left_out) in [(" after ", after), (" before ", before)] {
-            if let Some(left_out) = left_out {
+        for (word, bound) in [(" after ", after), (" before ", before)] {
+            if let Some(bound) = bound {
                 name.push_str(word);
-                name.push_str(&text(left_out.strip_prefix(&prefix[..]).unwrap_or(left_out)));
+                name.push_str(&text(bound.strip_prefix(&prefix[..]).unwrap_or(bound)));
             }
         }
         name
@@ -171,9 +171,9 @@ impl Scope {
 mod tests {
     use super::*;
 
-    fn names(prefixes: &[&str], left_out: &[&str]) -> Vec<String> {
+    fn names(prefixes: &[&str], excluded: &[&str]) -> Vec<String> {
         let owned = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
-        scopes(&owned(prefixes), &owned(left_out))
+        scopes(&owned(prefixes), &owned(excluded))
             .iter()
             .map(Scope::name)
             .collect()

@@ -35,7 +35,7 @@ use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use super::load::LoadedBy;
-use super::packing::make_room;
+use super::memory::make_room;
 use burst::Burst;
 use etcd_wire::etcdserverpb::WatchResponse;
 use history_check::others_continue;
@@ -164,7 +164,7 @@ impl Feed<'_> {
                     if !make_room(set, mirror, epoch).await? {
                         return Err(FeedEnd::OverBudget);
                     }
-                    if !self.brings_replaced && mirror.metrics.not_held_bytes.get() > 0 {
+                    if !self.brings_replaced && !mirror.metrics.has_all_values() {
                         return Err(replaced::lacks_values());
                     }
                 }

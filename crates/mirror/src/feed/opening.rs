@@ -116,7 +116,7 @@ impl<'a> Feed<'a> {
             Evidence::Events(first) => *first,
             Evidence::Loader(_) | Evidence::Keys => anchor.revision + 1,
         };
-        let brings_replaced = anchor.tree.summary().not_held_bytes > 0;
+        let brings_replaced = !anchor.tree.summary().has_all_values();
         let (mut feed, created) = Feed::create(feeding, &before, start_revision, brings_replaced).await?;
         let shown = created.revision;
         let member = feeding.check_member(&before, created).await?;

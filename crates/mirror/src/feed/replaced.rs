@@ -3,8 +3,7 @@
 
 use super::end::FeedEnd;
 use super::member::Feeding;
-use crate::view::NotApplied;
-use etcd_store::cache::Change;
+use etcd_store::cache::{Change, NotApplied};
 use rangecache_base::telemetry::Reason;
 
 /// Applies the events of whole revisions up to `revision`; `are_brought` if the feed asks for what they replace.
@@ -19,7 +18,7 @@ pub(super) fn apply(
     are_brought: bool,
 ) -> Result<(), FeedEnd> {
     let Feeding { mirror, epoch, .. } = feeding;
-    match mirror.apply_with_replaced(epoch, changes, revision, are_brought)? {
+    match mirror.apply_checked(epoch, changes, revision, are_brought)? {
         Ok(_) => Ok(()),
         Err(NotApplied::NotBrought) => Err(lacks_values()),
         Err(NotApplied::Differs) => Err(differs(feeding)),

@@ -14,7 +14,7 @@ use super::error::Useless;
 use super::frame::{END, ENTRIES, FrameWriter, Frames};
 use super::key::ImageKey;
 use crate::lineage::{Anchor, Fingerprint};
-use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Packing, Tree, TreeBuilder, Unpacker};
+use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Tree, TreeBuilder};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::Event;
 
@@ -135,32 +135,20 @@ impl ImageWriter {
     /// Writes the next piece of `tree`, whose values are all held; returns whether it was the last one.
     ///
     /// # Errors
-    /// The file cannot be written, or a packed block of the tree is damaged.
+    /// The file cannot be written, or memory is damaged.
     pub(super) fn write_piece(&mut self, tree: &Tree) -> io::Result<bool> {
-        let (mut piece, mut keys, mut damaged) = (Vec::new(), 0, None);
-        // Neighbours share packed blocks.
-        let mut unpacker = Unpacker::default();
-        tree.for_each_from(self.keys, |stored| {
-            if !piece.is_empty() && piece.len() + stored.encoded_len() > PIECE_BYTES {
+        let (mut piece, mut keys) = (Vec::new(), 0);
+        let read = tree.read_from(self.keys, |entry| {
+            if !piece.is_empty() && piece.len() + entry.encoded_len() > PIECE_BYTES {
                 return ControlFlow::Break(());
             }
             keys += 1;
-            match unpacker.read(stored) {
-                Ok(entry) => {
-                    let message = entry.key_value();
-                    piece.extend_from_slice(&(message.len() as u64).to_le_bytes());
-                    piece.extend_from_slice(&message);
-                    ControlFlow::Continue(())
-                }
-                Err(error) => {
-                    damaged = Some(error);
-                    ControlFlow::Break(())
-                }
-            }
+            let message = entry.key_value();
+            piece.extend_from_slice(&(message.len() as u64).to_le_bytes());
+            piece.extend_from_slice(&message);
+            ControlFlow::Continue(())
         });
-        if let Some(damaged) = damaged {
-            return Err(io::Error::other(damaged));
-        }
+        read.map_err(io::Error::other)?;
         self.keys += keys;
         if !piece.is_empty() {
             self.frames
@@ -194,19 +182,18 @@ impl ImageWriter {
     }
 }
 
-/// Reads an image of `length` bytes: the history of its keys, and the mirror that it was, whose tree may take `max_bytes`. `record`
-/// gets the memory that it takes meanwhile.
+/// Reads an image of `length` bytes: the history of its keys, and the mirror that it was, whose tree, made by a
+/// builder without keys, may take `max_bytes`. `record` gets the memory that it takes meanwhile.
 pub(super) fn read_image(
     from: impl Read,
     length: u64,
     key: Option<&ImageKey>,
     scope: &Scope,
-    (packing, max_bytes): (Packing, u64),
+    (mut builder, max_bytes): (TreeBuilder, u64),
     record: impl Fn(u64),
 ) -> Result<(Fingerprint, Anchor), Useless> {
     let (mut frames, header) = Frames::begin(from, length, key)?;
     let reached = Header::decoded(&header, scope, key)?.fingerprint();
-    let mut builder = TreeBuilder::new(packing);
     let end = loop {
         match frames.next()? {
             Some((ENTRIES, piece)) => {

@@ -8,7 +8,7 @@ use prost::Message as _;
 use super::file::{Header, encoded_end, read_image};
 use super::frame::{END, ENTRIES, sealed};
 use crate::lineage::Fingerprint;
-use etcd_store::cache::Packing;
+use etcd_store::cache::TreeBuilder;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::keyspace::scope::Scope;
 
@@ -71,7 +71,7 @@ pub fn image(data: &[u8]) {
     }
     let kept = bytes.len() - usize::from(input.cut).min(bytes.len());
     bytes.truncate(kept);
-    let limits = (Packing::Never, MAX_BYTES);
+    let limits = (TreeBuilder::default(), MAX_BYTES);
     let read = read_image(&bytes[..], kept as u64, None, &scope, limits, |_| {});
     // What follows an end is not read, and a frame of any content may be one.
     if !input.more.is_empty() {

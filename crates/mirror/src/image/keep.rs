@@ -206,7 +206,7 @@ impl Keeper<'_> {
         let anchor = self.mirror.anchor(self.epoch).ok()??;
         let proven = self.mirror.last_view()?;
         let history = self.cluster_state.current();
-        let is_whole = history.id == proven.history && anchor.tree.summary().not_held_bytes == 0;
+        let is_whole = history.id == proven.history && anchor.tree.summary().has_all_values();
         let reached = history.fingerprint(anchor.revision);
         is_whole.then_some((anchor, reached))
     }

@@ -12,7 +12,7 @@ use super::file::read_image;
 use super::folder::open_to_read;
 use super::images::Images;
 use crate::load::{Have, Load, Source};
-use etcd_store::cache::Packing;
+use etcd_store::cache::TreeBuilder;
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::blocking;
 
@@ -24,7 +24,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 /// Reads the image of the mirror that is loaded; `None` if there is none of use.
 pub(crate) async fn read(images: &Arc<Images>, load: &Load<'_>) -> Option<Have> {
     let (began, memory, mirror) = (Instant::now(), Arc::new(AtomicU64::new(0)), load.mirror);
-    let bounds = (load.packing, load.set.budget_of(mirror));
+    let bounds = (load.builder.clone(), load.set.budget_of(mirror));
     let (images, scope, recorded) = (Arc::clone(images), mirror.scope.clone(), Arc::clone(&memory));
     let reading = blocking::run(move || {
         let record = |bytes| recorded.store(bytes, Ordering::Relaxed);
@@ -63,7 +63,7 @@ pub(crate) async fn read(images: &Arc<Images>, load: &Load<'_>) -> Option<Have> 
 pub(super) fn read_file(
     images: &Images,
     scope: &Scope,
-    bounds: (Packing, u64),
+    bounds: (TreeBuilder, u64),
     record: impl Fn(u64),
 ) -> Result<(Have, u64), Useless> {
     let file = open_to_read(&images.files(scope).image)?;

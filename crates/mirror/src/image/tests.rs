@@ -19,7 +19,7 @@ use crate::mirrors::Mirrors;
 use crate::testing::{Bench, Etcd, SOON, live};
 use crate::view::Mirror;
 use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, Packing, Tree};
+use etcd_store::cache::{Change, Tree, TreeBuilder};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::RangeRequest;
 
@@ -103,7 +103,7 @@ fn write(images: &Images, scope: &Scope, keys: &[KeyValue], recent: &[Change]) -
 }
 
 fn read_back(images: &Images, scope: &Scope) -> Result<Have, Useless> {
-    let (have, _) = read_file(images, scope, (Packing::Never, u64::MAX), |_| {})?;
+    let (have, _) = read_file(images, scope, (TreeBuilder::default(), u64::MAX), |_| {})?;
     Ok(have)
 }
 
@@ -225,7 +225,7 @@ fn image_of_another_scope_or_too_large_is_of_no_use() {
     let other = Scope::prefix(b"/other/");
     fs::copy(images.files(&scope).image, images.files(&other).image).unwrap();
     assert!(matches!(read_back(&images, &other), Err(Useless::Scope)));
-    let read = read_file(&images, &scope, (Packing::Never, 1000), |_| {});
+    let read = read_file(&images, &scope, (TreeBuilder::default(), 1000), |_| {});
     assert!(matches!(read, Err(Useless::TooLarge)));
 }
 

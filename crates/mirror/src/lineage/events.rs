@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use super::judge::{Anchor, Verdict};
-use etcd_store::cache::{Change, ChangeKind, Unpacker};
+use etcd_store::cache::{Change, ChangeKind};
 
 /// The events that a feed delivers again, compared with what the mirror holds.
 #[derive(Debug)]
@@ -99,9 +99,8 @@ impl<'a> EventComparison<'a> {
     /// revision may hold several events of a key (nested transactions, etcd 16380): what its own revision supersedes shows
     /// nothing.
     fn are_held(&self, changes: &[Change]) -> bool {
-        let mut unpacker = Unpacker::default();
-        let mut is_held = |change: &Change| match (change.kind, self.anchor.tree.get(change.key())) {
-            (ChangeKind::Put, Some(ours)) => unpacker.is_same(ours, &change.entry),
+        let is_held = |change: &Change| match (change.kind, self.anchor.tree.get(change.key())) {
+            (ChangeKind::Put, Some(ours)) => ours.is_same(&change.entry),
             (ChangeKind::Delete, None) => true,
             _ => false,
         };

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::recent_events::{MAX_BYTES, MAX_EVENTS};
-use etcd_store::cache::{StoredEntry, Tree, Unpacker};
+use etcd_store::cache::{StoredEntry, Tree};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::blocking::compute;
 use rangecache_upstream::{Connection, is_future_revision, range};
@@ -126,8 +126,7 @@ impl KeyRun {
     }
 
     fn is_same(&self, theirs: &RangeResponse) -> bool {
-        let mut unpacker = Unpacker::default();
-        let same = |(ours, theirs): (&StoredEntry, &Bytes)| unpacker.is_message(ours, theirs);
+        let same = |(ours, theirs): (&StoredEntry, &Bytes)| ours.is_message(theirs);
         // etcd's count is that of the range, whatever the filter selects.
         u64::try_from(theirs.count) == Ok(self.keys)
             && theirs.kvs.len() == self.newest.len()

@@ -14,13 +14,13 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
-use super::difference::{Difference, Span, is_unchanged};
+use super::difference::{Difference, Span};
 use super::error::LoadError;
 use super::gather::run;
 use super::have::{Adopted, Have, Loaded};
 use super::read::{LoadReader, page};
 use crate::lineage::{Anchor, Fingerprint, Position};
-use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
+use etcd_store::cache::{Entry, StoredEntry, Tree};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
@@ -134,8 +134,7 @@ async fn are_held(
 ) -> Result<bool, LoadError> {
     let reads = stream::iter(entries).map(|ours| async move {
         let theirs = range(connection, at(reader, ours.key())).await?;
-        let is_same = |theirs: &Bytes| Unpacker::default().is_message(&ours, theirs);
-        Ok(theirs.kvs.first().is_some_and(is_same))
+        Ok(theirs.kvs.first().is_some_and(|theirs| ours.is_message(theirs)))
     });
     reads
         .buffer_unordered(IN_FLIGHT)
@@ -198,15 +197,16 @@ fn apply(mut tree: Tree, removed: &[Bytes], entries: Vec<Vec<Entry>>) -> Option<
     for key in removed {
         tree.remove(key);
     }
-    let mut unpacker = Unpacker::default();
+    if tree.contradicts(entries.iter().flatten()) {
+        return None;
+    }
     let (mut read_keys, mut read_bytes) = (0, 0);
     for entry in entries.into_iter().flatten() {
-        let ours = tree.get(entry.key());
         // Unchanged ones lie between those that were changed.
-        if let Some(ours) = ours.filter(|ours| is_unchanged(ours, &entry)) {
-            if !unpacker.is_same(ours, &entry) {
-                return None;
-            }
+        if tree
+            .get(entry.key())
+            .is_some_and(|ours| ours.is_as_old_as(&entry))
+        {
             continue;
         }
         read_keys += 1;

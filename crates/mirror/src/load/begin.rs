@@ -9,7 +9,7 @@ use super::error::LoadError;
 use crate::lineage::{Before, Position};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
-use etcd_store::cache::{Packing, ResponseHeader};
+use etcd_store::cache::{ResponseHeader, TreeBuilder};
 use rangecache_base::net::Url;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_upstream::{Connection, ReceiveWindow, Upstream};
@@ -33,8 +33,8 @@ pub(crate) struct Load<'a> {
     pub(crate) upstream: &'a Arc<Upstream>,
     /// Counts loads without RangeStream.
     pub(crate) telemetry: &'a Telemetry,
-    /// Whether values are packed.
-    pub(crate) packing: Packing,
+    /// Builder of the mirror's tree, without keys.
+    pub(crate) builder: TreeBuilder,
     /// The mirror to load.
     pub(crate) mirror: &'a Mirror,
 }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::begin::PAGE_TARGET_BYTES;
 use super::error::LoadError;
 use super::read::Sink;
-use etcd_store::cache::{Entry, StoredEntry, Tree, Unpacker};
+use etcd_store::cache::{Entry, StoredEntry, Tree};
 use etcd_wire::etcdserverpb::RangeResponse;
 use rangecache_upstream::page_limit;
 
@@ -114,8 +114,10 @@ impl Difference {
             }
             theirs.push(entry);
         }
+        if self.with_values && tree.contradicts(&theirs) {
+            return Err(LoadError::Foreign);
+        }
         let mut rest = theirs.iter().peekable();
-        let (mut unpacker, mut is_foreign) = (Unpacker::default(), false);
         tree.for_each_from(self.rank, |ours| {
             while let Some(new) = rest.next_if(|theirs| theirs.key() < ours.key()) {
                 self.add_changed(new.key());
@@ -124,13 +126,9 @@ impl Difference {
                 // What follows has not arrived.
                 None => return ControlFlow::Break(()),
                 Some(Ordering::Equal) => match rest.next() {
-                    Some(theirs) if !is_unchanged(ours, theirs) => {
+                    Some(theirs) if !ours.is_as_old_as(theirs) => {
                         self.add_changed(theirs.key());
                         self.rank += 1;
-                    }
-                    Some(theirs) if self.with_values && !unpacker.is_same(ours, theirs) => {
-                        is_foreign = true;
-                        return ControlFlow::Break(());
                     }
                     _ => self.add_unchanged(ours),
                 },
@@ -138,9 +136,6 @@ impl Difference {
             }
             ControlFlow::Continue(())
         });
-        if is_foreign {
-            return Err(LoadError::Foreign);
-        }
         for new in rest {
             self.add_changed(new.key());
         }
@@ -212,13 +207,6 @@ impl Difference {
             }
         };
     }
-}
-
-/// Whether `theirs`, without its value, is `ours`. etcd may leave out the lease: only a write changes it.
-pub(super) fn is_unchanged(ours: &StoredEntry, theirs: &Entry) -> bool {
-    let (ours, theirs) = (ours.head(), theirs.fields());
-    (ours.create_revision, ours.mod_revision, ours.version)
-        == (theirs.create_revision, theirs.mod_revision, theirs.version)
 }
 
 #[cfg(test)]

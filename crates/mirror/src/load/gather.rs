@@ -11,8 +11,8 @@ use super::error::LoadError;
 use super::have::{Loaded, LoadedBy};
 use super::read::{LoadReader, Sink};
 use crate::lineage::{Anchor, Keys};
-use crate::residency::{cost, warn_of_left_out};
-use etcd_store::cache::{Packing, ResponseHeader, Tree, TreeBuilder};
+use crate::memory::make_room_of_load;
+use etcd_store::cache::{ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::RangeResponse;
 use rangecache_base::blocking::compute;
@@ -22,8 +22,6 @@ use rangecache_upstream::{Connection, first_page_limit, page_limit};
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Keys whose tree is built at once.
 const BUILT_AT_ONCE_KEYS: u64 = 1_000;
-/// Bytes of a page or chunk from which another thread packs it.
-const PACKED_AT_ONCE_BYTES: usize = 64 << 10;
 
 /// The keys of a load that have arrived so far.
 struct Gathered<'a> {
@@ -71,7 +69,7 @@ impl<'a> Gathered<'a> {
         Gathered {
             reader: LoadReader::new(load, pinned),
             max_bytes: load.set.budget_of(load.mirror),
-            builder: TreeBuilder::new(load.packing),
+            builder: load.builder.clone(),
             began: now,
             last_logged: now,
         }
@@ -95,27 +93,6 @@ impl<'a> Gathered<'a> {
             return Err(load.another_history(&before, now.revision));
         }
         Ok(connection)
-    }
-
-    /// Leaves out values until there is room again, if values may be packed; returns the memory of the keys that have arrived.
-    async fn make_room(&mut self) -> Result<u64, LoadError> {
-        let load = self.reader.load;
-        let (mirror, max_bytes) = (load.mirror, self.max_bytes / 16 * 15);
-        if load.packing != Packing::Never {
-            let mut builder = std::mem::take(&mut self.builder);
-            let reads = mirror.reads_by_prefix();
-            let leaving_out = run(false, move || {
-                let left_out = builder.make_room(max_bytes, |prefix, bytes| cost(&reads, prefix, bytes));
-                left_out.map(|prefixes| (builder, prefixes))
-            });
-            // What was just packed is not damaged.
-            let (builder, prefixes) = leaving_out.await?.map_err(|_| LoadError::Build)?;
-            self.builder = builder;
-            for prefix in prefixes {
-                warn_of_left_out(mirror, &prefix);
-            }
-        }
-        Ok(self.builder.memory_bytes())
     }
 
     /// The keys that have arrived, which are all up to the last one; `None` before the first.
@@ -154,13 +131,13 @@ impl Sink for Gathered<'_> {
 
     async fn add(&mut self, response: RangeResponse) -> Result<(), LoadError> {
         let load = self.reader.load;
-        self.builder = push_all(std::mem::take(&mut self.builder), response.kvs, load.packing).await?;
+        self.builder = push_all(std::mem::take(&mut self.builder), response.kvs).await?;
+        if self.builder.memory_bytes() > self.max_bytes {
+            let builder = std::mem::take(&mut self.builder);
+            let made = make_room_of_load(load.mirror, builder, self.max_bytes / 16 * 15).await;
+            self.builder = made.ok_or(LoadError::Build)?;
+        }
         let (keys, memory_bytes) = (self.builder.len(), self.builder.memory_bytes());
-        let memory_bytes = if memory_bytes > self.max_bytes {
-            self.make_room().await?
-        } else {
-            memory_bytes
-        };
         load.mirror.record_loading(memory_bytes);
         if memory_bytes > self.max_bytes {
             return Err(LoadError::OverBudget {
@@ -188,16 +165,15 @@ impl Sink for Gathered<'_> {
 pub(super) async fn push_all(
     mut builder: TreeBuilder,
     key_values: Vec<Bytes>,
-    packing: Packing,
 ) -> Result<TreeBuilder, LoadError> {
-    let bytes: usize = key_values.iter().map(Bytes::len).sum();
+    let is_slow = builder.is_slow(key_values.iter().map(Bytes::len).sum());
     let push = move || {
         for key_value in key_values {
             builder.push(key_value)?;
         }
         Ok(builder)
     };
-    run(packing == Packing::Never || bytes <= PACKED_AT_ONCE_BYTES, push).await?
+    run(!is_slow, push).await?
 }
 
 /// The tree of the keys that have arrived.

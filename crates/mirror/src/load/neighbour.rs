@@ -13,7 +13,6 @@ use super::have::{Have, Source};
 use crate::lineage::{Anchor, Fingerprint};
 use crate::set::MirrorSet;
 use crate::view::Mirror;
-use etcd_store::cache::TreeBuilder;
 use etcd_wire::etcdserverpb::RangeRequest;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::grpc::fields::EXPLAIN;
@@ -129,7 +128,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Have, NeighbourError> {
     // Dropped otherwise, before its etcd has sent much for it.
     is_from_memory(response.metadata())?;
     let mut stream = response.into_inner();
-    let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), TreeBuilder::new(load.packing));
+    let (max_bytes, mut builder) = (load.set.budget_of(load.mirror), load.builder.clone());
     let (mut waited, mut received_bytes) = (Duration::ZERO, 0);
     let mut lineage = None;
     loop {
@@ -153,7 +152,7 @@ async fn ask(load: &Load<'_>, url: &Url) -> Result<Have, NeighbourError> {
             .iter()
             .map(|key_value| key_value.len() as u64)
             .sum::<u64>();
-        builder = push_all(builder, response.kvs, load.packing).await?;
+        builder = push_all(builder, response.kvs).await?;
         load.mirror.record_loading(builder.memory_bytes());
         if builder.memory_bytes() > max_bytes {
             return Err(NeighbourError::TooLarge);

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::state::Mirror;
-use crate::metrics::PrefixSize;
 use etcd_store::cache::{Summary, Tree};
 use etcd_store::keyspace::{figure_prefix, first_part, prefix_end, successor};
 
@@ -16,21 +15,25 @@ const MAX_SINGLE_KEYS: usize = 64;
 /// Sizes by prefix of the keys of these mirrors, as far as they are in service. A prefix is a key's first two parts, or
 /// its first part; it is empty for keys without one.
 #[must_use]
-pub fn prefix_sizes<'a>(mirrors: impl Iterator<Item = &'a Mirror>) -> BTreeMap<Vec<u8>, PrefixSize> {
-    let mut sizes = BTreeMap::new();
-    for view in mirrors.filter_map(|mirror| mirror.view().ok()) {
-        divide(&view.tree, |prefix, summary| {
-            let size: &mut PrefixSize = sizes.entry(prefix.to_vec()).or_default();
-            size.keys += summary.count;
-            size.bytes += summary.encoded_bytes;
-            size.not_held_bytes += summary.not_held_bytes;
+pub fn prefix_sizes<'a>(mirrors: impl Iterator<Item = &'a Mirror>) -> BTreeMap<Vec<u8>, Summary> {
+    let views: Vec<_> = mirrors.filter_map(|mirror| mirror.view().ok()).collect();
+    sizes(views.iter().map(|view| &view.tree))
+}
+
+/// Sizes by prefix of the keys of these trees.
+pub(crate) fn sizes<'a>(trees: impl IntoIterator<Item = &'a Tree>) -> BTreeMap<Vec<u8>, Summary> {
+    let mut sizes: BTreeMap<Vec<u8>, Summary> = BTreeMap::new();
+    for tree in trees {
+        divide(tree, |prefix, size| match sizes.get_mut(prefix) {
+            Some(sum) => *sum += size,
+            None => drop(sizes.insert(prefix.to_vec(), size)),
         });
     }
     sizes
 }
 
 /// Calls `add` with each prefix and the sums of its keys. A prefix may be added several times.
-pub(crate) fn divide(tree: &Tree, mut add: impl FnMut(&[u8], Summary)) {
+fn divide(tree: &Tree, mut add: impl FnMut(&[u8], Summary)) {
     let (mut rank, mut single_keys, mut part) = (0, 0, Vec::new());
     for _ in 0..MAX_PREFIXES {
         let Some(key) = tree.at(rank).map(|entry| entry.key()) else {

@@ -32,7 +32,7 @@ use super::lineages::Lineages;
 use super::past_revisions::PastRevisions;
 use crate::lineage::{Anchor, ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
-use etcd_store::cache::{Applied, AtError, Change, CorruptBlock, HistoryLimits, Store, Tree};
+use etcd_store::cache::{Applied, AtError, Change, HistoryLimits, MemoryError, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use rangecache_base::telemetry::prefixes::PrefixCounters;
 use rangecache_base::telemetry::state_changes::StateChanges;
@@ -160,13 +160,13 @@ impl LoadedStore {
     /// Applies the events of whole revisions up to `revision`.
     ///
     /// # Errors
-    /// A packed block is damaged; the store is of no use afterwards.
+    /// Memory is damaged; the store is of no use afterwards.
     pub(crate) fn apply(
         &mut self,
         changes: Vec<Change>,
         revision: i64,
         now: Duration,
-    ) -> Result<Applied, CorruptBlock> {
+    ) -> Result<Applied, MemoryError> {
         let last = changes.last();
         let last = last.map(|last| (Bytes::copy_from_slice(last.key()), last.revision()));
         let reached = self.store.revision();
@@ -331,14 +331,9 @@ impl Mirror {
         self.held_views.hold(is_past)
     }
 
-    /// Reports that a packed value is damaged: nothing of the mirror can be trusted, and it is loaded again.
+    /// Reports that memory is damaged: nothing of the mirror can be trusted, and it is loaded again.
     pub fn report_damage(&self) {
         self.held_views.report_damage();
-    }
-
-    /// Completes once a reader has reported damage.
-    pub(crate) async fn damage_reported(&self) {
-        self.held_views.damage_reported().await;
     }
 
     /// Bytes that only readers' views keep in memory.

@@ -164,11 +164,15 @@ impl Run {
     }
 
     fn commit(&mut self, mut changes: Vec<Change>, revision: i64) {
-        for index in self.store.replaced_values_not_held(&changes) {
-            let change = &mut changes[index];
-            let old = self.model.states.last().unwrap().1.get(change.key());
-            change.replaced = Some(old.unwrap().entry());
+        let mut seen = HashSet::new();
+        for change in &mut changes {
+            let old = self.store.tree().get(change.key());
+            if old.is_some_and(|old| !old.has_value()) && seen.insert(change.key().to_vec()) {
+                let old = self.model.states.last().unwrap().1.get(change.key());
+                change.replaced = Some(old.unwrap().entry());
+            }
         }
+        assert_eq!(self.store.check_replaced(&changes, false), Ok(()));
         for (index, change) in changes.iter().enumerate() {
             let of_change = change.revision();
             let (last, mut state) = self.model.states.last().unwrap().clone();
@@ -613,6 +617,6 @@ fn change_of_an_entry_in_a_damaged_block_is_refused() {
     run.store.tree.damage();
     assert_eq!(
         run.store.apply(vec![put(1, 20, 5)], 20, run.now),
-        Err(CorruptBlock)
+        Err(MemoryError)
     );
 }

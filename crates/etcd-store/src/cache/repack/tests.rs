@@ -19,8 +19,8 @@ fn loaded(packing: Packing) -> Store {
 }
 
 /// Packs or unpacks leaves in the whole store; returns the length of their entries.
-fn repack(store: &mut Store, what: Repacking) -> u64 {
-    let repacked = store.tree().clone().repack(b"", what, u64::MAX).unwrap();
+fn repack(store: &mut Store, what: Repacking<'_>) -> u64 {
+    let repacked = store.tree().clone().repack((b"", b""), what, u64::MAX).unwrap();
     store.put_repacked(&repacked);
     repacked.encoded_bytes()
 }
@@ -50,9 +50,9 @@ fn leaf_that_was_read_is_packed_at_the_second_look_and_with_all_at_once() {
     // Both leaves were read by the line above.
     assert_eq!(repack(&mut store, PackCold), 0);
     assert_eq!(repack(&mut store, PackCold), leaf_bytes(&store));
-    let packed = store.tree().packed_bytes();
-    assert_eq!(packed.encoded, all);
-    assert_eq!(store.memory_bytes(), packed.memory + store.tree().node_bytes());
+    let packed = store.tree().memory();
+    assert_eq!(packed.packed_encoded, all);
+    assert_eq!(store.memory_bytes(), packed.packed + packed.nodes);
     assert!(store.memory_bytes() * 2 < plain);
     assert_eq!(
         repack(&mut store, PackAll),
@@ -68,7 +68,11 @@ fn leaf_that_was_read_is_packed_at_the_second_look_and_with_all_at_once() {
 #[test]
 fn leaf_that_was_written_meanwhile_stays_as_it_was_written() {
     let mut store = loaded(Packing::Never);
-    let repacked = store.tree().clone().repack(b"", PackAll, u64::MAX).unwrap();
+    let repacked = store
+        .tree()
+        .clone()
+        .repack((b"", b""), PackAll, u64::MAX)
+        .unwrap();
     put(&mut store, 0, 2);
     store.put_repacked(&repacked);
     assert!(!is_packed(store.tree(), 1) && is_packed(store.tree(), LEAF_MAX));
@@ -156,7 +160,7 @@ fn leaf_whose_values_do_not_shrink_is_tried_once_until_it_is_written() {
         Body::Inner(_) => panic!("one leaf"),
     };
     assert!(!is_settled(&tree));
-    assert!(tree.repack(b"", PackAll, u64::MAX).unwrap().is_empty());
+    assert!(tree.repack((b"", b""), PackAll, u64::MAX).unwrap().is_empty());
     assert!(is_settled(&tree));
     tree.insert(object(0, 2).entry());
     assert!(!is_settled(&tree));
@@ -167,7 +171,7 @@ fn steps_continue_where_the_last_one_ended() {
     let mut store = loaded(Packing::Never);
     let (mut from, mut steps) = (Vec::new(), 0);
     loop {
-        let repacked = store.tree().clone().repack(&from, PackAll, 1).unwrap();
+        let repacked = store.tree().clone().repack((&from, b""), PackAll, 1).unwrap();
         store.put_repacked(&repacked);
         assert_eq!(
             repacked.encoded_bytes(),
@@ -182,7 +186,7 @@ fn steps_continue_where_the_last_one_ended() {
     }
     assert_eq!(steps, LEAVES);
     assert_eq!(
-        store.tree().packed_bytes().encoded,
+        store.tree().memory().packed_encoded,
         store.tree().summary().encoded_bytes
     );
 }
@@ -193,5 +197,8 @@ fn damaged_block_is_not_unpacked() {
     let mut tree = Tree::load(entries, Packing::Always);
     tree.damage();
     tree.get(&key(0));
-    assert_eq!(tree.repack(b"", UnpackHot, u64::MAX).err(), Some(CorruptBlock));
+    assert_eq!(
+        tree.repack((b"", b""), UnpackHot, u64::MAX).err(),
+        Some(MemoryError)
+    );
 }

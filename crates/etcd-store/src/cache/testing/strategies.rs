@@ -45,7 +45,7 @@ prop_compose! {
 /// Another way to keep the same entries.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) enum Remaking {
-    Repack(Repacking),
+    Repack(Repacking<'static>),
     /// Without the values of the keys up to this number.
     LeaveOut(usize),
     /// With the values again.
@@ -62,14 +62,14 @@ impl Remaking {
         held: impl Iterator<Item = &'a KeyValue>,
     ) -> Repacked {
         match self {
-            Remaking::Repack(what) => tree.repack(from, what, max_bytes),
-            Remaking::LeaveOut(to) => tree.leave_out_values((from, &key(to)), b"", max_bytes),
+            Remaking::Repack(what) => tree.repack((from, b""), what, max_bytes),
+            Remaking::LeaveOut(to) => tree.repack((from, &key(to)), Repacking::LeaveOut, max_bytes),
             Remaking::Hold => {
                 let values: Vec<_> = held
                     .skip_while(|kv| kv.key.as_slice() < from)
                     .map(KeyValue::entry)
                     .collect();
-                Ok(tree.hold_values(&values))
+                tree.repack((from, b""), Repacking::Hold(&values), max_bytes)
             }
         }
         .unwrap()

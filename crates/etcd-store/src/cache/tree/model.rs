@@ -148,7 +148,6 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
     };
     let checked = check_node(root, true);
     assert_eq!(tree.summary(), checked.summary);
-    assert_eq!(tree.ledger.node_bytes, checked.node_bytes, "bytes of nodes");
     let mut blocks = checked.blocks.clone();
     blocks.sort_unstable();
     blocks.dedup();
@@ -162,14 +161,8 @@ pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
         counted.add(entry);
         ControlFlow::Continue(())
     });
-    let of_entries = |ledger: &Ledger| {
-        (
-            ledger.entry_bytes,
-            ledger.packed_bytes,
-            ledger.packed_encoded_bytes,
-        )
-    };
-    assert_eq!(of_entries(&tree.ledger), of_entries(&counted), "bytes of entries");
+    counted.memory.nodes = checked.node_bytes;
+    assert_eq!(tree.memory(), counted.memory);
 }
 
 /// Whether the tree has the entries of the model, in the same order.

@@ -5,7 +5,7 @@ use super::*;
 use crate::cache::{
     Packing,
     leaf::LEAF_MAX,
-    repack::Seen,
+    repack::Replacements,
     testing::{KeyValue, Remaking, key, packing, remaking},
 };
 
@@ -122,7 +122,7 @@ impl Pair {
                 max_bytes,
             } => {
                 let repacked = what.of(&self.tree, &key(from), max_bytes, self.model.values());
-                let mut seen = Seen::default();
+                let mut seen = Replacements::default();
                 for pair in snapshots.iter_mut().chain([self]) {
                     pair.tree.put_repacked(&repacked, &mut seen);
                 }
@@ -225,9 +225,9 @@ fn loading_fills_leaves() {
     let tree = loaded(LEAF_MAX * 100);
     let slots = LEAF_MAX as u64 * 100 * size_of::<Entry>() as u64;
     assert!(
-        tree.ledger.node_bytes < slots + slots / 2,
+        tree.ledger.memory.nodes < slots + slots / 2,
         "{} bytes of nodes for {slots}",
-        tree.ledger.node_bytes
+        tree.ledger.memory.nodes
     );
 }
 
@@ -240,9 +240,9 @@ fn change_copies_one_path_once_per_checkpoint() {
     put(&mut tree, 70);
     let path = tree.node_bytes_copied();
     assert!(
-        path > 0 && path < tree.ledger.node_bytes / 10,
+        path > 0 && path < tree.ledger.memory.nodes / 10,
         "{path} of {}",
-        tree.ledger.node_bytes
+        tree.ledger.memory.nodes
     );
     put(&mut tree, 70);
     assert_eq!(tree.node_bytes_copied(), path, "the copies are the tree's own");

@@ -4,8 +4,8 @@ use super::*;
 use crate::load::LoadedBy;
 use crate::testing::{Bench, SOON};
 use crate::view::Mirror;
-use etcd_store::cache::Entry;
 use etcd_store::cache::testing::KeyValue;
+use etcd_store::cache::{Entry, Repacking};
 use rangecache_upstream::Connection;
 
 /// A loaded mirror of `a`, `b` and `c`, and the connection of its load.
@@ -18,7 +18,7 @@ async fn loaded() -> (Bench, LoadedBy, Arc<Connection>) {
 
 fn leave_out_values(mirror: &Mirror) {
     let tree = mirror.current_tree(mirror.epoch()).unwrap().unwrap();
-    let left_out = tree.leave_out_values((b"", b""), b"", u64::MAX).unwrap();
+    let left_out = tree.repack((b"", b""), Repacking::LeaveOut, u64::MAX).unwrap();
     drop(tree);
     mirror.put_repacked(mirror.epoch(), &left_out).unwrap();
     let tree = mirror.current_tree(mirror.epoch()).unwrap().unwrap();

@@ -10,20 +10,12 @@ use tokio::time::Instant;
 use super::{Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::lineage::{Anchor, HistoryId};
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, Repacked, Tree};
+use etcd_store::cache::{Applied, Change, NotApplied, Repacked, Tree, TreeMemory};
 use etcd_store::keyspace::figure_prefix;
 use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::metrics::gauge;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 use rangecache_upstream::Lineage;
-
-/// Why changes that replace values that are not held were not applied.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotApplied {
-    /// A change lacks the value that it replaces.
-    NotBrought,
-    /// A change brings another value than the one that was left out.
-    Differs,
-}
 
 impl Mirror {
     pub(crate) fn epoch(&self) -> Epoch {
@@ -123,9 +115,9 @@ impl Mirror {
         self.publish(&contents)
     }
 
-    /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3), unless one of them
-    /// replaces a value that is not held and brings another one, or none although etcd was asked for it (`are_brought`).
-    pub(crate) fn apply_with_replaced(
+    /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3), if the store may apply
+    /// them; see [`Store::check_replaced`](etcd_store::cache::Store::check_replaced).
+    pub(crate) fn apply_checked(
         &self,
         epoch: Epoch,
         changes: Vec<Change>,
@@ -134,14 +126,10 @@ impl Mirror {
     ) -> Result<Result<Applied, NotApplied>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         let store = &contents.loaded.as_ref().ok_or(StaleEpoch)?.store;
-        // What etcd itself leaves out, it has compacted.
-        if !are_brought && !store.replaced_values_not_held(&changes).is_empty() {
-            return Ok(Err(NotApplied::NotBrought));
+        match store.check_replaced(&changes, are_brought) {
+            Ok(()) => self.apply_to(contents, changes, revision).map(Ok),
+            Err(not_applied) => Ok(Err(not_applied)),
         }
-        if store.brings_another_value(&changes) {
-            return Ok(Err(NotApplied::Differs));
-        }
-        self.apply_to(contents, changes, revision).map(Ok)
     }
 
     /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3).
@@ -218,12 +206,7 @@ impl Mirror {
         self.reset_wanted(contents.history.id);
         self.set_out(reason, None);
         self.metrics.keys.set(0);
-        self.metrics.memory_bytes.set(0);
-        self.metrics.history_bytes.set(0);
-        self.metrics.packed_bytes.set(0);
-        self.metrics.packed_encoded_bytes.set(0);
-        self.metrics.index_bytes.set(0);
-        self.metrics.not_held_bytes.set(0);
+        self.metrics.record_memory((0, 0), TreeMemory::default());
         Ok(())
     }
 
@@ -253,10 +236,13 @@ impl Mirror {
         Ok(())
     }
 
-    /// Ends `epoch` and drops its contents, because a packed value in it is damaged.
-    pub(crate) fn end_damaged(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
-        self.drop_damaged(self.contents_of(epoch)?);
-        Ok(())
+    /// Ends `epoch` and drops its contents once a reader has reported that memory is damaged; returns the reason.
+    pub(crate) async fn damage_reported(&self, epoch: Epoch) -> Reason {
+        self.held_views.damage_reported().await;
+        if let Ok(contents) = self.contents_of(epoch) {
+            self.drop_damaged(contents);
+        }
+        Reason::Damaged
     }
 
     fn drop_damaged(&self, contents: MutexGuard<'_, Contents>) {
@@ -319,20 +305,9 @@ impl Mirror {
     fn record_memory(&self, loaded: &LoadedStore) {
         let store = &loaded.store;
         self.held_views.record(store);
-        let (rebuilt_bytes, packed) = (loaded.past.bytes(), store.tree().packed_bytes());
-        let metrics = &self.metrics;
-        metrics
-            .memory_bytes
-            .set(gauge(store.memory_bytes() + rebuilt_bytes));
-        metrics
-            .history_bytes
-            .set(gauge(store.history_bytes() + rebuilt_bytes));
-        metrics.packed_bytes.set(gauge(packed.memory));
-        metrics.packed_encoded_bytes.set(gauge(packed.encoded));
-        metrics.index_bytes.set(gauge(store.tree().node_bytes()));
-        metrics
-            .not_held_bytes
-            .set(gauge(store.tree().summary().not_held_bytes));
+        let (all, history, rebuilt) = (store.memory_bytes(), store.history_bytes(), loaded.past.bytes());
+        self.metrics
+            .record_memory((all + rebuilt, history + rebuilt), store.tree().memory());
     }
 
     /// The current keys; `None` while nothing is loaded.
@@ -384,17 +359,6 @@ impl Mirror {
         self.changed.send_replace(());
     }
 
-    /// Leaves out all values, for tests.
-    #[cfg(debug_assertions)]
-    pub(crate) fn leave_out_all(&self) {
-        let epoch = self.epoch();
-        if let Ok(Some(tree)) = self.current_tree(epoch)
-            && let Ok(left_out) = tree.leave_out_all()
-        {
-            let _ = self.put_repacked(epoch, &left_out);
-        }
-    }
-
     /// Removes one key, for tests of verification.
     #[cfg(debug_assertions)]
     pub(crate) fn corrupt(&self) {
@@ -415,10 +379,6 @@ impl Mirror {
             }
         }
     }
-}
-
-fn gauge(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

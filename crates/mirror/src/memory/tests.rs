@@ -82,7 +82,7 @@ async fn prefix_of_which_values_are_left_out_is_left_out_first() {
         .view()
         .unwrap()
         .tree
-        .leave_out_values(range, b"", u64::MAX)
+        .repack(range, Repacking::LeaveOut, u64::MAX)
         .unwrap();
     mirror.put_repacked(mirror.epoch(), &left).unwrap();
     drop(left);

@@ -5,7 +5,8 @@ use crate::cache::leaf::LEAF_MAX;
 use crate::cache::testing::{KeyValue, key};
 use crate::cache::tree::model;
 use crate::cache::{
-    Change, Dialect, HistoryLimits, Packing, RangeQuery, Repacking, Selected, Selection, Store, select,
+    Change, Dialect, HistoryLimits, NotApplied, Packing, RangeQuery, Repacking, Selected, Selection, Store,
+    select,
 };
 
 const LEAVES: usize = 20;
@@ -29,7 +30,9 @@ fn loaded(packing: Packing) -> Store {
 fn leave_out(store: &mut Store, from: usize, to: usize) -> u64 {
     let (start, end) = (key(from), key(to));
     let tree = store.tree().clone();
-    let repacked = tree.leave_out_values((&start, &end), b"", u64::MAX).unwrap();
+    let repacked = tree
+        .repack((&start, &end), Repacking::LeaveOut, u64::MAX)
+        .unwrap();
     drop(tree);
     store.put_repacked(&repacked);
     repacked.encoded_bytes()
@@ -37,7 +40,11 @@ fn leave_out(store: &mut Store, from: usize, to: usize) -> u64 {
 
 fn hold(store: &mut Store, values: &[KeyValue]) -> u64 {
     let entries: Vec<_> = values.iter().map(KeyValue::entry).collect();
-    let repacked = store.tree().clone().hold_values(&entries);
+    let tree = store.tree().clone();
+    let repacked = tree
+        .repack((b"", b""), Repacking::Hold(&entries), u64::MAX)
+        .unwrap();
+    drop(tree);
     store.put_repacked(&repacked);
     repacked.encoded_bytes()
 }
@@ -225,13 +232,23 @@ fn change_brings_the_value_that_it_replaces_or_its_event_has_none() {
         Change::delete(KeyValue::deleted(key(9), 3).entry()),
         Change::put(KeyValue::new("new", 3, "").entry()),
     ];
-    assert_eq!(store.replaced_values_not_held(&changes), [0, 2]);
+    let check = |changes: &[Change], are_brought| store.check_replaced(changes, are_brought);
+    for lacking in [&changes[..1], &changes[2..3]] {
+        assert_eq!(check(lacking, false), Err(NotApplied::NotBrought));
+        assert_eq!(check(lacking, true), Ok(()), "etcd has left it out");
+    }
+    assert_eq!(check(&changes[3..], false), Ok(()), "nothing is replaced");
     let mut brought = changes.to_vec();
     brought[0].replaced = Some(object(7, 1).entry());
-    assert_eq!(store.replaced_values_not_held(&brought), [2]);
+    assert_eq!(
+        check(&brought[..2], false),
+        Ok(()),
+        "the second replaces the first"
+    );
+    assert_eq!(check(&brought, false), Err(NotApplied::NotBrought));
     // Another value than the one that was left out.
     brought[2].replaced = Some(KeyValue::new(key(9), 1, vec![b'w'; 300]).entry());
-    assert_eq!(store.replaced_values_not_held(&brought), [0_usize; 0]);
+    assert_eq!(check(&brought, false), Err(NotApplied::Differs));
     store.apply(brought, 3, Duration::ZERO).unwrap();
     let replaced: Vec<_> = store
         .log()
@@ -243,11 +260,7 @@ fn change_brings_the_value_that_it_replaces_or_its_event_has_none() {
         [Some(object(7, 1)), Some(object(7, 2)), None, None],
         "what was left out, what the first change wrote, and nothing else"
     );
-    assert_eq!(
-        store.replaced_values_not_held(&changes),
-        [0_usize; 0],
-        "they are applied"
-    );
+    assert_eq!(store.check_replaced(&changes, false), Ok(()), "they are applied");
 }
 
 #[test]
@@ -272,7 +285,7 @@ fn leaf_that_is_written_and_packed_keeps_track_of_what_is_not_held() {
     let repacked = store
         .tree()
         .clone()
-        .repack(b"", Repacking::PackAll, u64::MAX)
+        .repack((b"", b""), Repacking::PackAll, u64::MAX)
         .unwrap();
     store.put_repacked(&repacked);
     check(store.tree(), &changed);
