@@ -252,6 +252,12 @@ bench-keps: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## R
 	  KUBE_LARGE_OBJECTS=$(or $(KUBE_LARGE_OBJECTS),300) KUBE_SECONDS=$(or $(KUBE_SECONDS),60) \
 	  $(GO) test -count=1 -timeout 60m -run TestKEPs -v ./...
 
+.PHONY: bench-modern
+bench-modern: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7 etcd-3.6) rust-present ## Measure three default kube-apiservers with no rangecache, a sidecar each, one shared, leaves behind a hub; options: KUBE_OBJECTS=2000 KUBE_SECONDS=5
+	$(CARGO) build --release --locked --bin rangecache
+	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_MODERN=1 KUBE_OBJECTS=$(or $(KUBE_OBJECTS),200000) \
+	  KUBE_SECONDS=$(or $(KUBE_SECONDS),600) $(GO) test -count=1 -timeout 180m -run TestModern -v ./...
+
 .PHONY: bench-behind
 bench-behind: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure --when-behind=forward and fail while rangecache restarts under 1,000 clients, and under a kube-apiserver
 	$(CARGO) build --release --locked --bin rangecache

@@ -47,7 +47,7 @@ func TestBehind(t *testing.T) {
 	for _, policy := range []string{"forward", "fail"} {
 		t.Run(policy, func(t *testing.T) {
 			front := startFront(t, files, rangecache, etcd, "--when-behind", policy)
-			clients := newEtcdClients(t, files, front.url)
+			clients := newEtcdClients(t, files, front.url, behindClients)
 			rows[policy] = append(rows[policy], disturb(t, etcd, front, len(clients), func(n int) error {
 				ctx, cancel := context.WithTimeout(t.Context(), behindCall)
 				defer cancel()
@@ -92,40 +92,27 @@ func tlsOf(t *testing.T, files *certificates) *tls.Config {
 	return config
 }
 
-func newEtcdClients(t *testing.T, files *certificates, url string) (clients []*clientv3.Client) {
+// etcdClient returns a client of etcd's own library, which is closed with the test.
+func etcdClient(t *testing.T, files *certificates, url string) *clientv3.Client {
 	t.Helper()
-	for range behindClients {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
-		must(t, "a client", err)
-		t.Cleanup(func() { _ = client.Close() })
-		clients = append(clients, client)
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
+	must(t, "a client", err)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func newEtcdClients(t *testing.T, files *certificates, url string, count int) (clients []*clientv3.Client) {
+	t.Helper()
+	for range count {
+		clients = append(clients, etcdClient(t, files, url))
 	}
 	return clients
 }
 
 func fillKeys(t *testing.T, files *certificates, url string) {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
-	must(t, "a client", err)
-	defer client.Close()
 	value := strings.Repeat("x", 1000)
-	var next sync.WaitGroup
-	const workers = 8
-	for worker := range workers {
-		next.Go(func() {
-			for first := worker * 100; first < behindKeys; first += workers * 100 {
-				var puts []clientv3.Op
-				for n := first; n < first+100; n++ {
-					puts = append(puts, clientv3.OpPut(keyOf(n), value))
-				}
-				if _, err := client.Txn(t.Context()).Then(puts...).Commit(); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	next.Wait()
+	putAll(t, etcdClient(t, files, url), 0, behindKeys, fillTxnOps, func(n int) clientv3.Op { return clientv3.OpPut(keyOf(n), value) })
 }
 
 // call is one read: when it ended, how long it took, and whether it was answered.

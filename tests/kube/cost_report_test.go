@@ -10,6 +10,7 @@ import (
 type costReport struct {
 	etcd     *etcdServer
 	front    *front
+	others   []*front // other rangecaches between the apiservers and etcd, whose cost counts as the front's
 	servers  []*apiserver
 	before   reading
 	spent    reading
@@ -26,9 +27,9 @@ type reading struct {
 	at                     time.Time
 }
 
-func openCostReport(t *testing.T, etcd *etcdServer, front *front, servers []*apiserver) *costReport {
+func openCostReport(t *testing.T, etcd *etcdServer, front *front, servers []*apiserver, others ...*front) *costReport {
 	t.Helper()
-	l := &costReport{etcd: etcd, front: front, servers: servers}
+	l := &costReport{etcd: etcd, front: front, others: others, servers: servers}
 	l.before = l.read(t)
 	return l
 }
@@ -36,9 +37,11 @@ func openCostReport(t *testing.T, etcd *etcdServer, front *front, servers []*api
 func (l *costReport) read(t *testing.T) reading {
 	t.Helper()
 	r := reading{at: time.Now(), etcdCPU: l.etcd.cpuTime(t), etcd: l.etcd.scrape(t)}
-	if l.front.process != nil {
-		r.frontCPU = l.front.cpuTime(t)
-		r.front = l.front.scrape(t)
+	for _, front := range append(l.others, l.front) {
+		if front.process != nil {
+			r.frontCPU += front.cpuTime(t)
+			r.front = append(r.front, front.scrape(t)...)
+		}
 	}
 	for _, server := range l.servers {
 		r.apiserver = append(r.apiserver, server.scrape(t)...)

@@ -148,13 +148,24 @@ func together(count int, do func(int)) {
 	all.Wait()
 }
 
-// refusal returns the apiserver's error for a list. It does not use the client library, which would retry.
-func (c *harness) refusal(turn int, namespace, query string) string {
+// refused returns the apiserver's refusal of a list. It does not use the client library, which would retry.
+func (c *harness) refused(turn int, namespace, query string) metav1.Status {
 	c.Helper()
 	server := c.servers[turn%2]
-	body, status, err := fetch(server.http, server.url+"/api/v1/namespaces/"+namespace+"/configmaps?"+query)
+	body, code, err := fetch(server.http, server.url+"/api/v1/namespaces/"+namespace+"/configmaps?"+query)
 	c.must("asking "+server.name, err)
-	var refused metav1.Status
-	c.must(body, json.Unmarshal([]byte(body), &refused))
-	return fmt.Sprintf("%d %s: %s", status, refused.Reason, number.ReplaceAllString(refused.Message, "N"))
+	var status metav1.Status
+	c.must(body, json.Unmarshal([]byte(body), &status))
+	status.Code = int32(code)
+	return status
+}
+
+// refusal returns the text of a refusal, without what differs between runs.
+func (c *harness) refusal(turn int, namespace, query string) string {
+	c.Helper()
+	return refusalText(c.refused(turn, namespace, query))
+}
+
+func refusalText(status metav1.Status) string {
+	return fmt.Sprintf("%d %s: %s", status.Code, status.Reason, number.ReplaceAllString(status.Message, "N"))
 }

@@ -125,7 +125,7 @@ func (r *kepRun) measure(t *testing.T) (rows []string) {
 	}
 	for _, server := range r.servers {
 		server.awaitReady(t)
-		r.objects.check(t, t.Context(), server)
+		must(t, "the copies", r.objects.check(t.Context(), server))
 	}
 	for _, load := range kepLoads {
 		rows = append(rows, r.row(t, load))

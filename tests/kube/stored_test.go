@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
@@ -54,7 +53,7 @@ func (s *storedObjects) fill(t *testing.T, files *certificates, etcd *etcdServer
 	must(t, storedName(0), err)
 	server.stop()
 
-	client := s.client(t, files, etcd)
+	client := etcdClient(t, files, etcd.url)
 	got, err := client.Get(t.Context(), storedKey(0))
 	must(t, storedKey(0), err)
 	if len(got.Kvs) != 1 {
@@ -79,14 +78,22 @@ func (s *storedObjects) fill(t *testing.T, files *certificates, etcd *etcdServer
 	}
 
 	perTxn := min(fillTxnOps, max(1, fillTxnBytes/len(s.first)))
+	putAll(t, client, 1, s.count, perTxn, func(number int) clientv3.Op {
+		return clientv3.OpPut(storedKey(number), string(encoded(storedName(number), object)))
+	})
+}
+
+// putAll makes the puts of these numbers, several in a transaction.
+func putAll(t *testing.T, client *clientv3.Client, first, end, perTxn int, put func(number int) clientv3.Op) {
+	t.Helper()
 	const workers = 8
 	var all sync.WaitGroup
 	for worker := range workers {
 		all.Go(func() {
-			for begin := 1 + worker*perTxn; begin < s.count; begin += workers * perTxn {
+			for begin := first + worker*perTxn; begin < end; begin += workers * perTxn {
 				var puts []clientv3.Op
-				for number := begin; number < min(begin+perTxn, s.count); number++ {
-					puts = append(puts, clientv3.OpPut(storedKey(number), string(encoded(storedName(number), object))))
+				for number := begin; number < min(begin+perTxn, end); number++ {
+					puts = append(puts, put(number))
 				}
 				if _, err := client.Txn(t.Context()).Then(puts...).Commit(); err != nil {
 					t.Error(err)
@@ -101,31 +108,27 @@ func (s *storedObjects) fill(t *testing.T, files *certificates, etcd *etcdServer
 // touch writes the first object again, and returns the revision.
 func (s *storedObjects) touch(t *testing.T, files *certificates, etcd *etcdServer) int64 {
 	t.Helper()
-	put, err := s.client(t, files, etcd).Put(t.Context(), storedKey(0), string(s.first))
+	put, err := etcdClient(t, files, etcd.url).Put(t.Context(), storedKey(0), string(s.first))
 	must(t, storedKey(0), err)
 	return put.Header.Revision
 }
 
-func (s *storedObjects) client(t *testing.T, files *certificates, etcd *etcdServer) *clientv3.Client {
-	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
-	must(t, "a client", err)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
-}
-
 // check compares what an apiserver makes of the copies with what was written.
-func (s *storedObjects) check(t *testing.T, ctx context.Context, server *apiserver) {
-	t.Helper()
+func (s *storedObjects) check(ctx context.Context, server *apiserver) error {
 	maps := server.client.CoreV1().ConfigMaps(storedNamespace)
 	page, err := maps.List(ctx, metav1.ListOptions{Limit: 1})
-	must(t, "a page", err)
+	if err != nil {
+		return err
+	}
 	if page.RemainingItemCount == nil || int(*page.RemainingItemCount) != s.count-1 {
-		t.Errorf("after the first of %d objects remain %v", s.count, page.RemainingItemCount)
+		return fmt.Errorf("after the first of %d objects remain %v", s.count, page.RemainingItemCount)
 	}
 	last, err := maps.Get(ctx, storedName(s.count-1), metav1.GetOptions{})
-	must(t, storedName(s.count-1), err)
-	if last.Name != storedName(s.count-1) || len(last.Data["filling"]) != s.dataBytes {
-		t.Errorf("%s has %d bytes", last.Name, len(last.Data["filling"]))
+	if err != nil {
+		return err
 	}
+	if last.Name != storedName(s.count-1) || len(last.Data["filling"]) != s.dataBytes {
+		return fmt.Errorf("%s has %d bytes", last.Name, len(last.Data["filling"]))
+	}
+	return nil
 }

@@ -1,13 +1,10 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -138,7 +135,7 @@ func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, n
 		})
 	})
 
-	load := &load{servers: servers, namespaces: namespaces, timeout: waitTimeout, latencies: map[string][]time.Duration{}}
+	load := newLoad(servers, namespaces, operations)
 	if kind == grpcProxy {
 		load.timeout = 10 * time.Second // its failures are shown, not waited for
 	}
@@ -177,99 +174,4 @@ func (c *column) cost(when string, l *costReport) {
 	}
 	c.add(when, "CPU of the proxy", "%s", front)
 	c.add(when, "reads answered from memory", "%s", memory)
-}
-
-// operation is one of the calls that clients make on a schedule.
-type operation struct {
-	name      string
-	perSecond int
-	call      func(ctx context.Context, server *apiserver, namespace string, turn int) error
-}
-
-func nameOf(turn int) string { return fmt.Sprintf("object-%05d", turn*131%objectsPerNamespace) }
-
-var operations = []operation{
-	{"GET", 200, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
-		_, err := server.client.CoreV1().ConfigMaps(namespace).Get(ctx, nameOf(turn), metav1.GetOptions{})
-		return err
-	}},
-	{fmt.Sprintf("consistent LIST of %d", objectsPerNamespace), 10, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
-		list, err := server.client.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) != objectsPerNamespace {
-			err = fmt.Errorf("%d objects", len(list.Items))
-		}
-		return err
-	}},
-	{"page of 100 of all objects, and the next page", 5, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
-		maps := server.client.CoreV1().ConfigMaps(metav1.NamespaceAll)
-		page, err := maps.List(ctx, metav1.ListOptions{Limit: 100})
-		if err == nil {
-			_, err = maps.List(ctx, metav1.ListOptions{Limit: 100, Continue: page.Continue})
-		}
-		return err
-	}},
-	{"PATCH", 20, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
-		_, err := server.client.CoreV1().ConfigMaps(namespace).Patch(ctx, nameOf(turn), "application/merge-patch+json",
-			[]byte(fmt.Sprintf(`{"data":{"state":"%d"}}`, time.Now().UnixNano())), metav1.PatchOptions{})
-		return err
-	}},
-}
-
-// load makes calls on a fixed schedule; a call's latency counts from the time when it was due.
-type load struct {
-	servers    []*apiserver
-	namespaces []string
-	mutex      sync.Mutex
-	timeout    time.Duration
-	latencies  map[string][]time.Duration
-	failed     int
-	first      error
-}
-
-func (l *load) run(t *testing.T, length time.Duration) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), length+waitTimeout)
-	defer cancel()
-	var calls sync.WaitGroup
-	for _, operation := range operations {
-		calls.Go(func() {
-			interval := time.Second / time.Duration(operation.perSecond)
-			begin := time.Now()
-			for turn := 0; time.Duration(turn)*interval < length; turn++ {
-				due := begin.Add(time.Duration(turn) * interval)
-				time.Sleep(time.Until(due))
-				calls.Go(func() {
-					ctx, cancel := context.WithTimeout(ctx, l.timeout)
-					defer cancel()
-					err := operation.call(ctx, l.servers[turn%len(l.servers)], l.namespaces[turn*7%len(l.namespaces)], turn)
-					l.took(operation.name, time.Since(due), err)
-				})
-			}
-		})
-	}
-	calls.Wait()
-}
-
-func (l *load) took(name string, latency time.Duration, err error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	l.latencies[name] = append(l.latencies[name], latency)
-	if err != nil {
-		if l.failed++; l.first == nil {
-			l.first = fmt.Errorf("%s: %w", name, err)
-		}
-	}
-}
-
-func (l *load) count() (count int) {
-	for _, latencies := range l.latencies {
-		count += len(latencies)
-	}
-	return count
-}
-
-func (l *load) latency(name string) string {
-	sorted := slices.Sorted(slices.Values(l.latencies[name]))
-	at := func(share float64) float64 { return sorted[int(share*float64(len(sorted)-1))].Seconds() * 1000 }
-	return fmt.Sprintf("%.1f / %.1f ms", at(0.5), at(0.99))
 }
