@@ -205,7 +205,7 @@ chart-tools: $(addprefix $(TOOLS_DIR)/,$(HELMS) promtool)
 	@cd tests/chart && $(GO) test -run '^$$' ./... >/dev/null
 
 .PHONY: chart-reference
-chart-reference: rust-present go-present ## Write the table of values in charts/rangecache/README.md again from values.yaml and its schema, and the list of flags
+chart-reference: rust-present go-present ## Write the list of values in charts/rangecache/README.md again from values.yaml and its schema, and the list of flags
 	$(CARGO) build --locked $(BINARIES)
 	cd tests/chart && UPDATE_REFERENCE=1 $(GO) test -count=1 -run 'TestValuesTableIsGenerated|TestFlagsAreThoseOfTheProgram' ./...
 

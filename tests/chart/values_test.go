@@ -22,7 +22,7 @@ type value struct{ path, meaning string }
 
 var (
 	keyLine   = regexp.MustCompile(`^( *)([A-Za-z]+):`)
-	clauseEnd = regexp.MustCompile(`[.;] `)
+	clauseEnd = regexp.MustCompile(`[.;] |, (?:for example|as|from|which|after which|where|by which) `)
 )
 
 // documentedValues returns the values of values.yaml that a comment with "# --" documents, in the order of the file.
@@ -105,11 +105,11 @@ func defaults(t *testing.T) map[string]any {
 	return values
 }
 
-// TestValuesTableIsGenerated checks that the README's table has each value with its default and the first clause of its comment, and
-// that the schema gives it a type. With UPDATE_REFERENCE=1 it writes the table.
+// TestValuesTableIsGenerated checks that the README's list has each value with its default and the first clause of its comment, and
+// that the schema gives it a type. With UPDATE_REFERENCE=1 it writes the list.
 func TestValuesTableIsGenerated(t *testing.T) {
 	root, values := readSchema(t), defaults(t)
-	table := "| value | default | meaning |\n|---|---|---|\n"
+	list := ""
 	for _, value := range documentedValues(t) {
 		node, of := any(values), root
 		for _, key := range strings.Split(value.path, ".") {
@@ -125,16 +125,16 @@ func TestValuesTableIsGenerated(t *testing.T) {
 		if strings.Contains(`"" [] {} null`, string(text)) {
 			shown = "" // unset
 		}
-		table += fmt.Sprintf("| `%s` |%s | %s |\n", value.path, shown, strings.ReplaceAll(clauseEnd.Split(value.meaning, 2)[0], "|", `\|`))
+		list += fmt.Sprintf("- `%s`%s: %s\n", value.path, shown, clauseEnd.Split(value.meaning, 2)[0])
 	}
 	path := chart + "/README.md"
 	page := read(t, path)
 	before, rest, hasBegin := strings.Cut(page, valuesBegin)
 	_, after, hasEnd := strings.Cut(rest, valuesEnd)
 	if !hasBegin || !hasEnd {
-		t.Fatalf("%s has no place for the table", path)
+		t.Fatalf("%s has no place for the list", path)
 	}
-	generated := before + valuesBegin + "\n" + table + "\n" + valuesEnd + after
+	generated := before + valuesBegin + "\n" + list + "\n" + valuesEnd + after
 	if os.Getenv("UPDATE_REFERENCE") != "" {
 		must(t, path, os.WriteFile(path, []byte(generated), 0o644))
 	} else if page != generated {

@@ -392,6 +392,32 @@ async fn progress_is_reported_periodically_and_on_request() {
 
 /// The HTTP/2 library closes a connection with about two thousand small frames that were not taken.
 #[tokio::test]
+async fn requests_before_the_first_create_are_not_answered_and_memory_serves_the_stream() {
+    for version in [Version::V3_7, Version::V3_6, Version::V3_5] {
+        let etcd = Etcd::start(version).await;
+        let rangecache = before(&etcd).start().await;
+        let direct = etcd.client().await;
+        let mut written = direct.put("/a/old", "1").await.expect("put");
+        for client in [&direct, &rangecache.client().await] {
+            let cancel = WatchRequest {
+                cancel_request: Some(WatchCancelRequest { watch_id: 7 }),
+                ..WatchRequest::default()
+            };
+            let first = [progress(), cancel, WatchRequest::default(), progress()];
+            let mut stream = open(client, &first);
+            stream.send(&create(prefix("/a/", 0)));
+            let response = next(&mut stream).await;
+            assert!(response.created && response.watch_id == 0, "{response:?}");
+            assert_eq!(header_revision(&response), written);
+            written = direct.put("/a/key", "1").await.expect("put");
+            let response = next(&mut stream).await;
+            assert_eq!((response.events.len(), header_revision(&response)), (1, written));
+        }
+        assert_eq!(created(&rangecache, "memory", "now").await, 1.0);
+    }
+}
+
+#[tokio::test]
 async fn client_may_ask_for_progress_without_waiting() {
     let etcd = Etcd::start(Version::V3_7).await;
     let link = FaultLink::to(&etcd.url(), 7).await;

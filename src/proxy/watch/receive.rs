@@ -170,6 +170,20 @@ impl Requests {
         received
     }
 
+    /// Polls for the first create request without removing it, and removes the requests before it: on a stream without watchers, etcd
+    /// does not answer them either.
+    pub(super) fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
+        loop {
+            let received = ready!(self.poll_peek(cx));
+            match received {
+                Received::Message(Ok(WatchRequest::Create(_)) | Err(_)) | Received::Late | Received::End => {
+                    return Poll::Ready(received);
+                }
+                Received::Message(Ok(_)) => self.consume(),
+            }
+        }
+    }
+
     /// Removes the progress requests that follow, of those in the buffer and at most `limit`; returns their number.
     pub(super) fn take_progress(&mut self, limit: usize) -> usize {
         let mut taken = 0;

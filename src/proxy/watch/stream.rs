@@ -78,16 +78,16 @@ impl StreamContext {
         plan(create, &inputs)
     }
 
-    /// Reads the first request, which decides whether memory or etcd serves the stream, and starts its watcher. The request stays in
-    /// `requests`. Without a create request the answer is one for the stream.
+    /// Reads the first create request, which decides whether memory or etcd serves the stream, and starts its watcher. The request
+    /// stays in `requests`. Without a create request the answer is one for the stream.
     pub(super) async fn first_create(
         &self,
         requests: &mut Requests,
         record: &mut CallRecord,
     ) -> (Create, Answer) {
-        let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
         let drain = &self.client.proxy.forward.drain;
-        let not_served = match drain.run_until_cancelled(receiving).await {
+        let receiving = drain.run_until_cancelled(std::future::poll_fn(|cx| requests.poll_first(cx)));
+        let not_served = match receiving.await {
             None => NotServed::End(Status::StoppingReconnect),
             Some(Received::Late) => NotServed::End(Status::RequestTimeout),
             Some(Received::Message(Ok(WatchRequest::Create(create)))) => {
