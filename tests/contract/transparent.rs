@@ -347,7 +347,10 @@ async fn half_close_and_cancellation_reach_etcd() {
         .await;
     let (direct, through) = (etcd.client().await, rangecache.client().await);
     let watchers = async || etcd.metrics().await.sum("etcd_debugging_mvcc_watcher_total");
-    let before = watchers().await;
+    let before = 1.0;
+    // A first check of its connection is a watch, too.
+    let has_before = async || (watchers().await == before).then_some(());
+    until(SOON, "etcd has the mirror's watcher alone", has_before).await;
     let mut watches = Vec::new();
     for _ in 0..10 {
         watches.push(through.watch(watch_of("w/", 0)).await);
@@ -366,10 +369,7 @@ async fn half_close_and_cancellation_reach_etcd() {
         .expect("an event");
     assert_eq!(event.events.len(), 1);
     drop((watches, half_closed));
-    until(SOON, "etcd has no watcher of ours", async || {
-        (watchers().await == before).then_some(())
-    })
-    .await;
+    until(SOON, "etcd has no watcher of ours", has_before).await;
 
     // Half-closing ends a keepalive, but not an empty watch.
     let lease = pb::LeaseGrantRequest { ttl: 60, id: 5 };

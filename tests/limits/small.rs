@@ -6,10 +6,7 @@ use std::sync::Arc;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, DEADLINE_EXCEEDED, Status, UNAVAILABLE};
 use testkit::kv::WATCH;
-use testkit::pb::{
-    RangeRequest, RangeResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
-    prefix_end,
-};
+use testkit::pb::{RangeRequest, RangeResponse, WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::relay::{HOLD, Relay};
 use testkit::wait::{SOON, until};
@@ -187,10 +184,10 @@ async fn new_watches_take_turns_and_a_stream_without_a_response_keeps_none() {
     let silent: Vec<_> = (0..2)
         .map(|_| {
             let mut stream = client.open(WATCH);
-            // etcd does not respond to a request for progress on a stream without watches.
-            stream.send(&WatchRequest {
-                progress_request: Some(WatchProgressRequest {}),
-                ..WatchRequest::default()
+            // Has a field that a WatchRequest does not have: etcd, which decides about it, does not respond.
+            stream.send(&RangeRequest {
+                serializable: true,
+                ..RangeRequest::default()
             });
             tokio::spawn(async move { stream.next().await })
         })
