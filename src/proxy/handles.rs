@@ -22,7 +22,7 @@ use rangecache_base::telemetry::{Reason, Telemetry};
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::limits::{
     Admission, BufferMetrics, ByteKind, BytesLedger, ClientAccount, Deadline, Gate, HeldBytes, Intake,
-    LimitsConfig, OpenConnections, ShareMetrics, SlotMetrics, SlotPolicy, Slots,
+    LimitsConfig, OpenConnections, ShareMetrics, SlotPolicy, Slots,
 };
 use rangecache_mirror::Mirrors;
 use rangecache_mirror::lineage::Auth;
@@ -195,8 +195,6 @@ impl Proxy {
         let metrics = &telemetry.metrics;
         let (buffer_max_bytes, watches) = (flags.buffer_max_bytes, metrics.watches.budgets());
         let ledger = BytesLedger::new(buffer_max_bytes, watch.max_bytes(), &buffers, watches);
-        let uncounted =
-            |max, max_wait| Slots::new(SlotPolicy::Any, max, u32::MAX, max_wait, SlotMetrics::default());
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
@@ -212,7 +210,7 @@ impl Proxy {
                 Some(MAX_SLOT_WAIT),
                 metrics.slots.small(),
             ),
-            http1_connections: uncounted(limits.max_connections() as usize, None),
+            http1_connections: Slots::uncounted(limits.max_connections() as usize, None),
             http1_pool: Arc::new(Http1Pool::new(limits.max_connections() as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
@@ -244,8 +242,8 @@ impl Proxy {
                 costly,
             ),
             request_timeout: limits.request_timeout,
-            watch_handovers: uncounted(WATCH_HANDOVERS, Some(MAX_HANDOVER_WAIT)),
-            watch_returns: uncounted(WATCH_HANDOVERS, None),
+            watch_handovers: Slots::uncounted(WATCH_HANDOVERS, Some(MAX_HANDOVER_WAIT)),
+            watch_returns: Slots::uncounted(WATCH_HANDOVERS, None),
             watch_progress_interval: watch.is_from_memory().then_some(watch.progress_notify_interval),
         })
     }

@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use rangecache_base::net::Url;
-use rangecache_edge::limits::{ClientAccount, Deadline, Slot, SlotMetrics, SlotPolicy, Slots};
+use rangecache_edge::limits::{ClientAccount, Deadline, Slot, Slots};
 use rangecache_upstream::Outgoing;
 
 /// Connections without a request that are kept: as many as were needed at once within [`IDLE_TIMEOUT`], up to this number.
@@ -67,13 +67,7 @@ impl Http1Pool {
             // A part, so that connections to another endpoint can be opened.
             max_idle: MAX_IDLE.min(max_connections / 4),
             idle: Mutex::new(Some(Vec::new())),
-            opening: Slots::new(
-                SlotPolicy::Any,
-                MAX_OPENING,
-                u32::MAX,
-                None,
-                SlotMetrics::default(),
-            ),
+            opening: Slots::uncounted(MAX_OPENING, None),
             returned: Notify::new(),
         }
     }
@@ -166,7 +160,7 @@ mod tests {
             connection.await
         });
         sender.ready().await.unwrap();
-        let slots = Slots::new(SlotPolicy::Any, 1, 0, None, SlotMetrics::default());
+        let slots = Slots::uncounted(1, None);
         let slot = slots.try_acquire(&account(1 << 20)).unwrap();
         Http1Connection {
             url: url(),

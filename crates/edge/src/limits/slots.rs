@@ -114,6 +114,13 @@ impl Slots {
         })
     }
 
+    /// Lets `max` calls of any client be handled at once, and any number wait, those without a deadline for `max_wait`. No metric
+    /// counts them.
+    #[must_use]
+    pub fn uncounted(max: usize, max_wait: Option<Duration>) -> Arc<Slots> {
+        Slots::new(SlotPolicy::Any, max, u32::MAX, max_wait, SlotMetrics::default())
+    }
+
     /// Lets `max` calls be handled and `max_waiting` calls wait from now on. Calls over a lower bound keep their slots and
     /// places.
     pub fn set(self: &Arc<Self>, max: usize, max_waiting: u32) {
