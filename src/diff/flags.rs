@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser as _};
 
-use crate::config::Config;
 use rangecache_base::net::Url;
+use rangecache_config::Config;
 use rangecache_upstream::Secret;
 
 /// Flags of `rangecache diff`.

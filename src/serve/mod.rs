@@ -29,14 +29,14 @@ pub use stages::Stages;
 
 use crate::admin::Admin;
 use crate::cli::{self, Serving};
-use crate::config::{Config, Setting, given};
-use crate::proxy::Access;
 use crate::reload::{self, ReloadHandle, Reloader};
 use rangecache_base::memory;
 use rangecache_base::panics;
 use rangecache_base::telemetry;
 use rangecache_base::telemetry::log::LogLevel;
+use rangecache_config::{Config, Setting, given};
 use rangecache_edge::server::connections_within_descriptors;
+use rangecache_proxy::Access;
 use sockets::Sockets;
 use stages::BACKGROUND_TIMEOUT;
 

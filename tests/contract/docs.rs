@@ -350,7 +350,7 @@ fn every_stream_fallback_reason_is_explained() {
     let explained = first_cells(table);
     // The labels of the two enums: arms that map a variant to a string.
     let labels: BTreeSet<String> = [
-        "src/proxy/fallback/reason.rs",
+        "crates/proxy/src/fallback/reason.rs",
         "crates/upstream/src/capabilities.rs",
     ]
     .iter()
@@ -598,7 +598,10 @@ fn the_map_shows_the_rooms() {
             "{folder} is not on the map"
         );
         // A crate that is one room lists its files in its lib.rs.
-        if ["crates/mirror/src", "crates/upstream/src"].contains(&folder.as_str()) {
+        if ["config", "mirror", "proxy", "upstream"]
+            .iter()
+            .any(|room| folder == &format!("crates/{room}/src"))
+        {
             continue;
         }
         for entry in std::fs::read_dir(root().join(folder)).unwrap() {
