@@ -121,7 +121,7 @@ fn pages_name_only_existing_flags() {
     let ours = flags();
     // Flags of etcd, etcdctl, kube-apiserver, kubectl, helm, cargo and the project's own tools.
     let theirs: BTreeSet<&str> =
-        "--auto-compaction-retention --force-new-cluster --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd-cafile --etcd-certfile --etcd-keyfile --etcd- --watch-cache --enable-distributed-tracing --tracing-config-file --version \
+        "--auto-compaction-retention --force-new-cluster --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd-cafile --etcd-certfile --etcd-keyfile --etcd- --watch-cache --watch-cache-sizes --enable-distributed-tracing --tracing-config-file --version \
         --help --list --only --skip --auth --reuse-port --discovery-srv"
             .split_whitespace()
             .collect();
