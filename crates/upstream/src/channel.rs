@@ -7,9 +7,9 @@ use std::task::{Context, Poll};
 use http::{Request, Response, Uri};
 
 use super::connection::{Connection, SendFailure};
-use super::lean::LeanError;
 use super::outgoing::{BoxError, Outgoing};
 use super::upstream_body::UpstreamBody;
+use lean_h2::LeanError;
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]

@@ -15,12 +15,13 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
-use super::lean::{Lean, LeanError, Parts, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use super::standing::{Lineage, Peer};
 use super::transport::Transport;
+use super::unary::unary_message;
 use super::upstream_body::UpstreamBody;
 use etcd_wire::grpc::frame::framed;
+use lean_h2::{Lean, LeanError, Parts};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
 
@@ -190,9 +191,9 @@ impl Connection {
         let is_whole = body.is_end_stream();
         let uri = self.uri_of(parts.uri.path_and_query().cloned());
         let begun = lean.begin(&uri, &parts.headers, &first, is_whole);
-        let (call, events) = begun.await?;
+        let begun = begun.await?;
         let rest = (!is_whole).then_some(body);
-        let mut response = Parts::response(call, events, rest).await?;
+        let mut response = Parts::response(begun, rest).await?;
         self.note_response(&mut response);
         Ok(response)
     }
@@ -209,7 +210,7 @@ impl Connection {
             return Err(SendFailure::Full(Box::new(request)));
         };
         match lean.begin(&parts.uri, &parts.headers, &body, true).await {
-            Ok((call, events)) => match Parts::response(call, events, None).await {
+            Ok(begun) => match Parts::response(begun, None).await {
                 Ok(mut response) => {
                     self.note_response(&mut response);
                     Ok(response)
@@ -351,12 +352,12 @@ mod tests {
     use super::*;
     use crate::Lineage;
     use crate::fake::{Answer, FakeEtcd};
-    use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use crate::testing::{SOON, open};
     use crate::timeouts::Timeouts;
     use crate::transport::Client;
     use crate::upstream_body::is_reset;
     use crate::{ConnectionClass, MAX_SHORT_BYTES};
+    use lean_h2::testing::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

@@ -12,7 +12,7 @@
 //! | `standing` | what a connection stands for: which history, since when; the rangecaches behind it |
 //! | `opening`, `channel`, `member_status` | how a connection is opened; a connection for tonic's clients; the status of its member |
 //! | `transport`, `upstream_body` | either client of a connection; bodies of responses |
-//! | `lean` | the client of the connections for quorum checks and short calls |
+//! | `unary` | the message of a unary response of `lean_h2`, the client of quorum checks and short calls |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself |
@@ -42,10 +42,9 @@ mod error;
 pub mod fake;
 mod flags;
 #[cfg(any(test, fuzzing, feature = "testing"))]
-pub use lean::fuzzing;
+pub use lean_h2::fuzzing;
 pub mod gates;
 mod health;
-mod lean;
 mod list;
 mod member_status;
 mod metrics;
@@ -63,6 +62,7 @@ mod testing;
 mod tests;
 mod timeouts;
 mod transport;
+mod unary;
 mod upstream_body;
 mod version;
 mod window;
@@ -85,7 +85,7 @@ pub use error::{ConnectError, NoEndpoint};
 pub use flags::{
     Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret, WritesTo,
 };
-pub use lean::MAX_SHORT_BYTES;
+pub use lean_h2::MAX_SHORT_BYTES;
 pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};

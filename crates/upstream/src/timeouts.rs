@@ -4,10 +4,6 @@ use std::time::Duration;
 
 use rangecache_base::net::SILENCE_TIMEOUT;
 
-/// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than
-/// every 5 s, and idle ones that ping at all.
-pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
-
 /// Times for which a connection waits for a peer that is silent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {

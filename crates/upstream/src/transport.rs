@@ -9,10 +9,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 
 use super::capabilities::ServerCapabilities;
 use super::error::ConnectError;
-use super::lean::{Lean, LeanError};
 use super::outgoing::Outgoing;
-use super::timeouts::{PING_INTERVAL, Timeouts};
+use super::timeouts::Timeouts;
 use super::window::ReceiveWindow;
+use lean_h2::{Lean, LeanError, PING_INTERVAL};
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
@@ -79,7 +79,7 @@ fn begin_lean(
     stream: Stream,
     server: Arc<ServerCapabilities>,
 ) -> (Transport, Driver) {
-    let (lean, driver) = Lean::new(stream, timeouts);
+    let (lean, driver) = Lean::new(stream, timeouts.ping);
     let url = url.clone();
     let driver = async move {
         let error = driver.await;

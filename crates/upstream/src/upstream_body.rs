@@ -8,8 +8,8 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Either;
 use hyper::body::Incoming;
 
-use super::lean::{LeanError, Parts};
 use super::outgoing::BoxError;
+use lean_h2::{LeanError, Parts};
 
 /// Body of a response.
 #[derive(Debug)]

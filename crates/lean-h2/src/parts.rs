@@ -8,13 +8,14 @@ use http::Response;
 use http_body::{Body, Frame};
 use tokio::sync::mpsc;
 
-use super::client::InFlightCall;
+use super::client::{Begun, InFlightCall};
 use super::error::LeanError;
 use super::response::{Event, ReadBytes};
-use crate::outgoing::BoxError;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response that is read as it arrives, while the request's body may still be sent.
-pub(crate) struct Parts {
+pub struct Parts {
     call: InFlightCall,
     parts: mpsc::Receiver<Result<Event, LeanError>>,
     /// The rest of the request's body.
@@ -32,18 +33,17 @@ impl std::fmt::Debug for Parts {
 }
 
 impl Parts {
-    /// Waits for the head of the response to `call`, whose request has `rest` to send.
+    /// Waits for the head of the response to a call, whose request has `rest` to send.
     ///
     /// # Errors
     /// [`LeanError`], and those of `rest`.
-    pub(crate) async fn response(
-        call: InFlightCall,
-        parts: mpsc::Receiver<Result<Event, LeanError>>,
+    pub async fn response(
+        begun: Begun,
         rest: Option<tonic::body::Body>,
     ) -> Result<Response<Parts>, BoxError> {
         let mut parts = Parts {
-            call,
-            parts,
+            call: begun.call,
+            parts: begun.parts,
             request: rest,
             read: ReadBytes::default(),
             has_ended: false,

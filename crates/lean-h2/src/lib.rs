@@ -13,7 +13,6 @@
 //! | `parts` | responses that are read as they arrive |
 //! | `frame` | frames |
 //! | `head`, `huffman` | headers in HPACK |
-//! | `unary` | the message of a unary gRPC response |
 //! | `error` | why a call failed |
 
 mod client;
@@ -25,13 +24,14 @@ mod head;
 mod huffman;
 mod parts;
 mod response;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
-pub(crate) mod tests;
-mod unary;
+mod tests;
 
-pub(super) use client::Lean;
-pub(super) use error::LeanError;
+pub use client::{Begun, Lean, PING_INTERVAL};
+pub use error::LeanError;
 /// Bound on the body of a request: one frame.
 pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;
-pub(super) use parts::Parts;
-pub(super) use unary::unary_message;
+pub use parts::Parts;
+pub use response::{STREAM_WINDOW_BYTES, Whole};

@@ -6,6 +6,8 @@
     reason = "compiled for tests and fuzz targets only"
 )]
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
@@ -17,7 +19,6 @@ use tokio::net::UnixStream;
 use tokio_util::either::Either;
 
 use super::client::Lean;
-use crate::timeouts::Timeouts;
 
 type Answer = (StatusCode, HeaderMap, Bytes, HeaderMap);
 
@@ -54,7 +55,7 @@ fn answering(sent: &[u8], piece: u8) -> UnixStream {
 }
 
 async fn by_lean(client: UnixStream) -> Option<Answer> {
-    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Timeouts::OWN);
+    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Duration::from_secs(5));
     tokio::spawn(driver);
     let uri = Uri::from_static("http://etcd/path");
     let response = lean.call(&uri, &HeaderMap::new(), b"").await.ok()?;

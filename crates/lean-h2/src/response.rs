@@ -5,15 +5,14 @@ use http::{HeaderMap, Response};
 
 use super::error::LeanError;
 use super::head::Head;
-use crate::window::ReceiveWindow;
 
 /// Window of each stream: bytes that a response may have before it is read, as budgets count them.
-pub(super) const STREAM_WINDOW_BYTES: u32 = ReceiveWindow::SMALL.stream;
+pub const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Bound on a response that is read as a whole.
 const MAX_WHOLE_BYTES: usize = 64 << 20;
 
 /// The whole of a response: the body's bytes, and its trailers.
-pub(crate) type Whole = Response<(Bytes, Option<HeaderMap>)>;
+pub type Whole = Response<(Bytes, Option<HeaderMap>)>;
 
 /// A part of a response.
 #[derive(Debug)]
