@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 
-use super::key::{prefix_end, successor};
+use super::{prefix_end, successor};
 
 /// Keys without a further slash that become groups of their own, per range.
 const MAX_SINGLE_KEYS: usize = 8;
