@@ -4,25 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use etcd_wire::grpc::frame::framed;
 use http::header::{CONTENT_TYPE, TE};
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri, uri::PathAndQuery};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use prost::Message;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::NamedConnection;
 use tokio::sync::Semaphore;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
-use super::credentials::Credentials;
-use super::lean::{Lean, LeanError, Parts, unary_message};
+use super::lean::{Lean, LeanError, Parts, UpstreamBody, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use super::standing::{Lineage, Peer};
-use super::transport::Transport;
-use super::upstream_body::UpstreamBody;
-use etcd_wire::grpc::frame::framed;
-use rangecache_base::net::Url;
-use rangecache_edge::tls::NamedConnection;
+use super::{credentials::Credentials, transport::Transport};
 
 /// Why a call got no response.
 #[derive(Debug)]
@@ -338,25 +335,21 @@ fn is_not_processed(error: &BoxError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Poll;
-    use std::time::Duration;
+    use std::{task::Poll, time::Duration};
 
     use bytes::Bytes;
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
-    use tokio::task::JoinHandle;
-    use tokio::time::Instant;
+    use tokio::{task::JoinHandle, time::Instant};
     use tokio_util::either::Either;
 
     use super::*;
-    use crate::Lineage;
+    use crate::class::{Client, Timeouts};
     use crate::fake::{Answer, FakeEtcd};
+    use crate::lean::is_reset;
     use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use crate::testing::{SOON, open};
-    use crate::timeouts::Timeouts;
-    use crate::transport::Client;
-    use crate::upstream_body::is_reset;
-    use crate::{ConnectionClass, MAX_SHORT_BYTES};
+    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

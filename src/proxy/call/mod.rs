@@ -12,12 +12,11 @@
 //! metrics of calls and clients, the slowest calls, the access log, and the trace.
 
 mod access;
-mod head;
 mod record;
 mod spans;
 #[cfg(test)]
 pub(super) mod testing;
 
-pub(super) use head::CallHead;
+pub(super) use access::CallHead;
 pub(super) use record::{CallRecord, Ended};
 pub(super) use spans::CreateSpans;

@@ -8,29 +8,23 @@
 //! in one write. etcd's gRPC library sends a ping with most responses, by which it measures how much may be in flight: the
 //! acknowledgement leaves with the next request.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{collections::HashMap, convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc};
 
 use bytes::{Buf as _, BytesMut};
 use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
+use rangecache_base::net::Stream;
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::error::LeanError;
 use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
-use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
-use crate::timeouts::{PING_INTERVAL, Timeouts};
-use rangecache_base::net::Stream;
-use rangecache_edge::write_batching::PING_ACK_DELAY;
+use super::{frame::LeanError, head};
+use crate::class::{PING_INTERVAL, Timeouts};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Largest window of HTTP/2.

@@ -9,29 +9,27 @@
 //! | file | subject |
 //! |---|---|
 //! | `client` | [`Lean`]: calls in flight, what is written, and the task that reads |
-//! | `response` | parts of a response, and whole ones |
-//! | `parts` | responses that are read as they arrive |
-//! | `frame` | frames |
-//! | `head`, `huffman` | headers in HPACK |
-//! | `unary` | the message of a unary gRPC response |
-//! | `error` | why a call failed |
+//! | `response` | parts of a response, whole ones, and the message of a unary one |
+//! | `parts` | bodies of responses, which are read as they arrive |
+//! | `frame` | frames, and why a call failed |
+//! | `head` | headers in HPACK |
 
 mod client;
-mod error;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 mod head;
-mod huffman;
 mod parts;
 mod response;
-#[cfg(test)]
-pub(crate) mod tests;
-mod unary;
 
-pub(super) use client::Lean;
-pub(super) use error::LeanError;
 /// Bound on the body of a request: one frame.
 pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;
+
+pub(super) use client::Lean;
+pub(super) use frame::LeanError;
 pub(super) use parts::Parts;
-pub(super) use unary::unary_message;
+pub use parts::{UpstreamBody, is_reset};
+pub(super) use response::unary_message;
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,28 +1,21 @@
 //! Calls to hyper's server, and to a peer that a test scripts frame by frame.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
-use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::Instant;
+use tokio::{net::TcpStream, time::Instant};
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::client::Lean;
-use super::error::LeanError;
-use super::head;
-use super::parts::Parts;
-use super::response::Whole;
+use super::{LeanError, client::Lean, head, parts::Parts, response::Whole};
+use crate::class::{PING_INTERVAL, Timeouts};
 use crate::fake::FakeEtcd;
-use crate::timeouts::{PING_INTERVAL, Timeouts};
-use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const SOON: Duration = Duration::from_secs(20);
 pub(crate) const DATA: u8 = 0;
