@@ -13,13 +13,13 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
-use crate::config::{
-    Config, FlagsFile, FlagsFileError, Setting, check_names, effective, settings, summary, with_environment,
-};
 use crate::diff::DiffConfig;
 use crate::doctor::DoctorConfig;
 use crate::running::{CtlConfig, HealthConfig, StatusConfig};
 use crate::static_pod::{StaticPodAction, StaticPodConfig};
+use rangecache_config::{
+    Config, FlagsFile, FlagsFileError, Setting, check_names, effective, settings, summary, with_environment,
+};
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;
@@ -374,6 +374,12 @@ const SETTINGS: &str = "Print the effective settings as environment variables, g
     Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can \
     be used as an environment file; secrets are masked.";
 
+/// The command without a sub-command, which serves.
+fn serving_command() -> Command {
+    const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BUILD_COMMIT"), ")");
+    with_environment(Config::command()).version(VERSION)
+}
+
 /// The whole command line.
 #[must_use]
 pub fn command() -> Command {
@@ -383,7 +389,7 @@ pub fn command() -> Command {
         .value_parser(clap::value_parser!(Shell));
     // The description of a command is set last: its flags bring a description of their own.
     let serving = |name: &'static str| with_environment(Config::augment_args(Command::new(name)));
-    with_environment(Config::command())
+    serving_command()
         .args_conflicts_with_subcommands(true)
         .disable_help_subcommand(true)
         .subcommand(serving("serve").about("Run the proxy (default)"))
@@ -468,7 +474,7 @@ fn own_flags(command: &Command) -> impl Iterator<Item = &clap::Arg> {
 /// # Errors
 /// If writing fails.
 pub fn man(out: &mut dyn Write) -> io::Result<()> {
-    let page = clap_mangen::Man::new(with_environment(Config::command()));
+    let page = clap_mangen::Man::new(serving_command());
     page.render_title(out)?;
     page.render_name_section(out)?;
     // Not with every flag, as clap has it: they are listed below.

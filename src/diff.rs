@@ -15,12 +15,11 @@ use etcd_store::cache::Entry;
 use etcd_store::keyspace::{prefix_end, successor};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, kv_client::KvClient};
 use rangecache_base::{net::Url, telemetry::Metrics};
+use rangecache_config::Config;
 use rangecache_edge::tls::Connector;
 use rangecache_upstream::{Connection, Credentials, Secret, header_request};
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-
-use super::config::Config;
 
 /// Exit code if the endpoints cannot be compared.
 const NOT_COMPARED: u8 = 2;

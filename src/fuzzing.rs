@@ -8,10 +8,10 @@ use etcd_wire::{grpc, protobuf};
 
 use rangecache_edge::server;
 
+use rangecache_config as config;
 use rangecache_mirror as mirror;
+use rangecache_proxy as proxy;
 use rangecache_upstream as upstream;
-
-use crate::{config, proxy};
 
 /// A target and its name, which is that of its program and of the folder of its corpus.
 #[derive(Clone, Copy, Debug)]

@@ -7,10 +7,8 @@
 //! | [`diagnosis`] | findings, severities and remedies for operators |
 //! | [`doctor`] | report about an etcd before rangecache is deployed |
 //! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
-//! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`report`] | output of commands |
 //! | [`running`] | commands that ask a rangecache that runs |
-//! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`otlp`] | export of spans to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 
@@ -18,7 +16,6 @@
 
 pub mod admin;
 pub mod cli;
-pub mod config;
 pub mod diagnosis;
 pub mod diff;
 pub mod doctor;
@@ -26,7 +23,6 @@ pub mod doctor;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod otlp;
-pub mod proxy;
 pub mod reload;
 pub mod report;
 pub mod running;

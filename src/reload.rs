@@ -10,12 +10,12 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::Serving;
-use crate::config::{LiveConfig, RELOADABLE, Setting, bounds};
-use crate::proxy::Proxy;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::log::LogLevel;
 use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_config::{LiveConfig, RELOADABLE, Setting, bounds};
 use rangecache_mirror::Mirrors;
+use rangecache_proxy::Proxy;
 use rangecache_upstream::Upstream;
 
 /// Reloads that may wait.
@@ -233,12 +233,16 @@ fn shown(setting: &Setting) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proxy::testing::{Scene, configured};
+    use clap::{CommandFactory as _, FromArgMatches as _};
     use rangecache_base::telemetry::log;
+    use rangecache_config::{Config, settings};
+    use rangecache_proxy::testing::Scene;
 
-    fn reloader(scene: &Scene) -> Reloader {
+    /// A reloader of a process that started with `flags`, as `scene` did.
+    fn reloader(scene: &Scene, flags: &[&str]) -> Reloader {
+        let Serving { config, settings } = serving(flags);
         Reloader {
-            live: scene.live.clone(),
+            live: LiveConfig::new(config, settings),
             upstream: Arc::clone(&scene.upstream),
             mirrors: Arc::clone(&scene.mirrors),
             proxy: Arc::clone(&scene.proxy),
@@ -248,14 +252,17 @@ mod tests {
     }
 
     fn serving(flags: &[&str]) -> Serving {
-        let (config, settings) = configured(&[flags, &["--endpoints=http://127.0.0.1:1"]].concat());
+        let args = [&["rangecache"], flags, &["--endpoints=http://127.0.0.1:1"]].concat();
+        let matches = Config::command().try_get_matches_from(args).unwrap();
+        let config = Config::from_arg_matches(&matches).unwrap();
+        let settings = settings(&config, &matches, &std::collections::BTreeSet::new());
         Serving { config, settings }
     }
 
     #[tokio::test]
     async fn reload_takes_over_what_it_may_and_names_what_needs_a_restart() {
         let scene = Scene::new(&["--max-calls=100"]);
-        let mut reloader = reloader(&scene);
+        let mut reloader = reloader(&scene, &["--max-calls=100"]);
         let flags = ["--max-calls=7", "--when-behind=fail", "--connect-timeout=9s"];
         let reloaded = reloader.apply(serving(&flags)).await;
         assert_eq!(
@@ -264,7 +271,7 @@ mod tests {
         );
         assert_eq!(reloaded.needs_restart.len(), 1, "{:?}", reloaded.needs_restart);
         assert!(reloaded.needs_restart[0].starts_with("connect-timeout: "));
-        assert_eq!(scene.live.load().limits.max_calls, 7);
+        assert_eq!(reloader.live.load().limits.max_calls, 7);
         let changes = scene.telemetry.state_changes.list();
         let changes: Vec<_> = changes
             .iter()
@@ -285,7 +292,7 @@ mod tests {
     #[tokio::test]
     async fn mirrors_beyond_the_places_of_the_process_are_refused() {
         let scene = Scene::new(&[]);
-        let reloader = reloader(&scene);
+        let reloader = reloader(&scene, &[]);
         assert!(reloader.check(serving(&["--cache-prefix=/b/"])).is_ok());
         let many: Vec<_> = (0..1100).map(|n| format!("--cache-prefix=/{n}/")).collect();
         let many: Vec<_> = many.iter().map(String::as_str).collect();
@@ -296,7 +303,7 @@ mod tests {
     #[tokio::test]
     async fn endpoints_change_and_the_first_with_tls_needs_a_restart() {
         let scene = Scene::new(&[]);
-        let mut reloader = reloader(&scene);
+        let mut reloader = reloader(&scene, &[]);
         let refused = reloader
             .check(serving(&["--endpoints=https://etcd:1"]))
             .err()

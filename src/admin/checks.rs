@@ -6,12 +6,12 @@ use super::handles::Handles;
 use super::status::model::{
     Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
 };
-use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Outcome, Reason};
 use rangecache_base::unix_time;
+use rangecache_config::bounds::{self, Bound, Unit};
 use rangecache_mirror::UselessNeighbour;
 use rangecache_mirror::lineage::Auth;
 

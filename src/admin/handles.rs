@@ -10,9 +10,9 @@ use super::metrics::ShownMetrics;
 use super::prefixes::Prefixes;
 use super::status::samples::{ReadCounts, Recent};
 use super::symptoms::Symptoms;
-use crate::config::LiveConfig;
 use crate::reload::ReloadHandle;
 use rangecache_base::telemetry::Telemetry;
+use rangecache_config::LiveConfig;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::Upstream;
 

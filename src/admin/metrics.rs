@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::proxy::metrics::ProxyMetrics;
 use rangecache_base::telemetry::Metrics;
 use rangecache_base::telemetry::metrics::{Gauge, metric_group};
 use rangecache_edge::limits::{BufferMetrics, OpenConnections};
 use rangecache_edge::tls::TlsMetrics;
 use rangecache_mirror::{FreshnessMetrics, PrefixMetrics};
+use rangecache_proxy::metrics::ProxyMetrics;
 
 metric_group! {
     /// Responses of the metrics listener.

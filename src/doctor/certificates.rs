@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::Report;
-use crate::config::Config;
 use crate::diagnosis::{Finding, FindingId, Severity};
 use rangecache_base::unix_time;
+use rangecache_config::Config;
 use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Seconds of a day, the remaining validity below which it is bad.

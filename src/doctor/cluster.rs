@@ -7,10 +7,10 @@ use tokio::time::timeout;
 use super::client::CALL_TIMEOUT;
 use super::members::{Member, best, role_name};
 use super::model::{AuthFacts, Report};
-use crate::config::Config;
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
 use etcd_wire::etcdserverpb::{Member as Known, StatusResponse};
+use rangecache_config::Config;
 use rangecache_upstream::gates::{self, EndpointReport};
 use rangecache_upstream::{ClusterOfEndpoint, OldEtcd, RangeStream, Role, Version};
 

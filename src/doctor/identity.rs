@@ -7,10 +7,10 @@ use tokio::time::timeout;
 use super::client::{CALL_TIMEOUT, timed_out};
 use super::members::Member;
 use super::model::{AuthFacts, QuorumFacts, Report};
-use crate::config::Config;
 use crate::diagnosis::{FindingId, Severity, no_own_user, user_problem};
 use etcd_store::keyspace::scope::{Scope, scopes};
 use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_config::Config;
 use rangecache_edge::tls::Connector;
 use rangecache_upstream::{
     Connection, Credentials, UserProblem, authenticate_once, check_read_permission, is_refusal,

@@ -17,12 +17,12 @@ use super::members::Member;
 use super::model::{KeyGroup, Keyspace, Report, SizeSample};
 use super::resources::{is_group, resource_in};
 use super::size_estimate;
-use crate::config::Config;
 use crate::diagnosis::FindingId;
 use etcd_store::cache::Entry;
 use etcd_store::keyspace::scope::{self, Scope, scopes};
 use etcd_store::keyspace::{PrefixGroup, PrefixGrouper, common_prefix};
 use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_config::Config;
 use rangecache_upstream::{Connection, compact_revision, header_request, is_compacted};
 
 /// Groups into which one range is divided at most; a Kubernetes cluster has some 70 resources.

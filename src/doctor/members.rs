@@ -11,11 +11,11 @@ use tonic::metadata::MetadataMap;
 
 use super::client::{CALL_TIMEOUT, describe_status, timed_out};
 use super::model::{EndpointFacts, QuorumFacts, Report};
-use crate::config::Config;
 use crate::diagnosis::FindingId;
 use crate::diagnosis::format::duration;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::net::Url;
+use rangecache_config::Config;
 use rangecache_edge::tls::Connector;
 use rangecache_upstream::{Connection, Credentials, Role, Version, anonymous_check, is_refusal};
 

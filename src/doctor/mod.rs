@@ -40,11 +40,11 @@ use std::sync::Arc;
 use clap::Args;
 use tokio_util::task::TaskTracker;
 
-use crate::config::Config;
 use crate::diagnosis::FindingId;
 use crate::report::ReportFormat;
 use model::Report;
 use rangecache_base::telemetry::Metrics;
+use rangecache_config::Config;
 use rangecache_upstream::Credentials;
 pub(crate) use render::Style;
 

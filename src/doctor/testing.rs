@@ -7,9 +7,9 @@ use prost::Message as _;
 use tokio_util::task::TaskTracker;
 
 use super::members::{Member, connect, read_status};
-use crate::config::Config;
 use etcd_wire::etcdserverpb::{Member as Known, MemberListResponse, ResponseHeader, StatusResponse};
 use rangecache_base::telemetry::Metrics;
+use rangecache_config::Config;
 use rangecache_upstream::Credentials;
 use rangecache_upstream::fake::{FakeEtcd, range_at};
 

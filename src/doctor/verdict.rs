@@ -1,11 +1,11 @@
 //! Verdict: what would be mirrored, in how much memory, and whether clients would benefit.
 
 use super::model::{KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report, SizeSample};
-use crate::config::Config;
 use crate::diagnosis::format::{bytes, counted, duration};
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use etcd_store::keyspace::scope::{Scope, scopes};
 use rangecache_base::memory;
+use rangecache_config::Config;
 use rangecache_mirror::CachePack;
 
 /// Bytes that a modification keeps in the history in addition to the entry that it replaced.

@@ -8,12 +8,12 @@ use tokio::time::timeout;
 use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Report, WatchFacts};
-use crate::config::Config;
 use crate::diagnosis::FindingId;
 use crate::diagnosis::format::counted;
 use etcd_store::keyspace::scope::scopes;
 use rangecache_base::http_request::http_request;
 use rangecache_base::net::Url;
+use rangecache_config::Config;
 use rangecache_edge::tls::{Connector, Protocol};
 
 /// Longest metrics of a member that are read, in bytes.

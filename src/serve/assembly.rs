@@ -7,13 +7,13 @@ use tokio::sync::watch;
 
 use super::files::ProcessFiles;
 use super::stages::Stages;
-use crate::config::{Config, LiveConfig, Setting, bounds};
-use crate::proxy::{self, Access, Proxy, ProxyFlags};
 use rangecache_base::telemetry::clients::ClientRegistry;
 use rangecache_base::telemetry::{Metrics, Telemetry};
+use rangecache_config::{Config, LiveConfig, Setting, bounds};
 use rangecache_edge::limits::OpenConnections;
 use rangecache_edge::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache_mirror::Mirrors;
+use rangecache_proxy::{self as proxy, Access, Proxy, ProxyFlags};
 use rangecache_upstream::{Credentials, RangeStream, Upstream, follow_members, follow_srv};
 
 /// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].

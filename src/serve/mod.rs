@@ -20,15 +20,16 @@ use rangecache_base::{
     panics,
     telemetry::{self, log::LogLevel},
 };
+use rangecache_config::{Config, Setting, given};
 use rangecache_edge::server::{ListenConfig, Listener, connections_within_descriptors};
 use rangecache_edge::tls::Acceptor;
+use rangecache_proxy::Access;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::admin::Admin;
 use crate::cli::{self, Serving};
-use crate::config::{Config, Setting, given};
 use crate::reload::{self, ReloadHandle, Reloader};
-use crate::{admin::Admin, proxy::Access};
 use stages::BACKGROUND_TIMEOUT;
 
 #[cfg(target_os = "linux")]

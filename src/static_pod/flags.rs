@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::config::Config;
 use rangecache_base::flags::{Switch as _, parse_duration};
+use rangecache_config::Config;
 
 /// Flags of `rangecache static-pod`.
 #[derive(Args, Debug, Clone)]

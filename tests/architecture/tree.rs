@@ -364,7 +364,7 @@ mod tests {
             edge("low/b.rs", "high/a.rs", 3),
             edge("low/b.rs", "new.rs", 4),
         ]);
-        let found = rooms(page).offences(&edges, "");
+        let found = rooms(page).offences(&edges);
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].starts_with("src/low/b.rs:3 imports src/high/a.rs, but low may not import high"));
         assert!(found[1].contains("src/new.rs is in no row"));

@@ -298,7 +298,7 @@ async fn debug_level_shows_rangecaches_own_lines_alone() {
             log.lines()
                 .any(|line| line.contains(level) && line.contains(&target))
         };
-        assert!(has("DEBUG", "rangecache::"), "{log}");
+        assert!(has("DEBUG", "rangecache_"), "{log}");
         assert_eq!(has("DEBUG", "h2::"), shows_frames, "{level}");
         assert!(!has("DEBUG", "hyper"), "{level}");
     }

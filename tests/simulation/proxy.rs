@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use parking_lot::Mutex;
-use rangecache::config::Config;
-use rangecache::proxy::Access;
 use rangecache::serve::{Assembly, ProcessFiles};
 use rangecache_base::simulated;
 use rangecache_base::telemetry::exposition::Format;
+use rangecache_config::Config;
 use rangecache_edge::server::Listener;
 use rangecache_mirror::Mirrors;
+use rangecache_proxy::Access;
 use rangecache_upstream::Upstream;
 use tokio::io::DuplexStream;
 use tokio::runtime::Handle;

@@ -13,7 +13,6 @@ use super::handles::Handles;
 use super::memory::MirrorMemory;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
-use crate::config::FlagOrigin;
 use model::{
     AdoptedStatus, ClientStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status,
     StreamCount, Unlisted, WatchStatus,
@@ -22,6 +21,7 @@ use rangecache_base::memory;
 use rangecache_base::telemetry::clients::ClientFigures;
 use rangecache_base::telemetry::state_changes::StateChange;
 use rangecache_base::unix_time;
+use rangecache_config::FlagOrigin;
 use rangecache_mirror::metrics::ADOPTION_SOURCES;
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::{EndpointView, NoRangeStream, Role};

@@ -1,0 +1,4 @@
+//! Fuzz targets of this room.
+
+pub use super::read::fuzzing::{range_json, range_plan};
+pub use super::watch::fuzzing::watch_session;
