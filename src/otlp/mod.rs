@@ -1,37 +1,44 @@
 //! Export of spans to a collector (OTLP over gRPC or HTTP).
 //!
 //! OpenTelemetry's library encodes, sends and retries. This room adds what it lacks: a queue whose senders never wait,
-//! counts of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`). `settings`
+//! counts of dropped and failed spans, one log line per outage, and connections with our own TLS. `settings`
 //! are OpenTelemetry's environment variables.
 //!
 //! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it
 //! full or are not delivered are counted. Uses `net`, `tls` and `telemetry`; only `serve` uses it.
 
-mod metrics;
 mod settings;
-mod transport;
 
-use std::future::Future as _;
-use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::{future::Future as _, io, sync::Arc, time::Duration};
 
 use futures_util::stream;
+use http::Uri;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use hyper_util::rt::TokioIo;
 use opentelemetry::KeyValue;
-use opentelemetry_otlp::SpanExporter;
-use opentelemetry_sdk::Resource;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol as OtlpProtocol, RetryPolicy, SpanExporter, WithExportConfig,
+    WithHttpConfig, WithTonicConfig,
+};
 use opentelemetry_sdk::resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector};
-use opentelemetry_sdk::trace::SpanExporter as _;
+use opentelemetry_sdk::{Resource, trace::SpanExporter as _};
+use parking_lot::Mutex;
+use rangecache_base::telemetry::metrics::{Counter, metric_group};
+use rangecache_base::telemetry::trace::{Span, Tracer};
+use rangecache_base::{instance::Instance, net::Stream, telemetry::Metrics};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_util::sync::CancellationToken;
+use tonic::transport::Endpoint;
+use tower::service_fn;
 
-use metrics::SpanMetrics;
-use rangecache_base::instance::Instance;
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::trace::{Span, Tracer};
+use settings::Protocol;
+
 pub use settings::{IgnoredOtel, OtelConfig};
-use transport::ConnectFailure;
 
 /// Time limit for exporting the last spans when rangecache stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
@@ -76,7 +83,7 @@ impl Exporter {
         tracing::info!(endpoint = %config.endpoint, protocol = ?config.protocol, sampler = ?config.sampler,
             "exporting traces");
         let connect_failure = ConnectFailure::default();
-        let mut exporter = match transport::exporter(&config, &connect_failure) {
+        let mut exporter = match exporter(&config, &connect_failure) {
             Ok(exporter) => exporter,
             Err(error) => {
                 tracing::error!(%error, "traces are not exported");
@@ -171,6 +178,109 @@ fn resource(service: Option<&str>) -> Resource {
     match service {
         None => known.build(),
         Some(service) => known.with_service_name(service.to_owned()).build(),
+    }
+}
+
+metric_group! {
+    /// Spans for a collector. Without one they are not exported.
+    pub(super) struct SpanMetrics {
+        /// Spans by `result`: `exported`, `dropped` (no room in the queue) or `failed` (not accepted by the
+        /// collector)
+        ///
+        /// Useful when: traces have gaps
+        pub(super) spans[result]: Counter = "rangecache_trace_spans_total",
+            from_zero = ["exported", "dropped", "failed"];
+    }
+}
+
+/// Retries with doubling pauses: more than six seconds in all, in which a collector may restart.
+const RETRIES: usize = 6;
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Error of the last attempt to connect, until it is taken: for HTTP the library does not report it.
+pub(super) type ConnectFailure = Arc<Mutex<Option<String>>>;
+
+/// The library's exporter, which connects on first use. Its connections end with it.
+///
+/// # Errors
+/// The setting that the library refuses.
+pub(super) fn exporter(
+    config: &OtelConfig,
+    failure: &ConnectFailure,
+) -> Result<SpanExporter, ExporterBuildError> {
+    let retry = RetryPolicy::recommended()
+        .with_max_retries(RETRIES)
+        .with_max_delay(LONGEST_PAUSE);
+    let target = (config.clone(), Arc::clone(failure));
+    // Whichever URI is requested: there is one collector.
+    let connector = service_fn(move |_: Uri| {
+        let (config, failure) = target.clone();
+        Box::pin(async move {
+            let connecting = config
+                .tls
+                .connect(&config.endpoint, config.protocol == Protocol::Grpc);
+            let connected = tokio::time::timeout(config.timeout, connecting).await;
+            let none = || {
+                Err(io::Error::other(format!(
+                    "no connection within {:?}",
+                    config.timeout
+                )))
+            };
+            let connected = connected.unwrap_or_else(|_| none());
+            *failure.lock() = connected.as_ref().err().map(ToString::to_string);
+            connected.map(|stream| Io(TokioIo::new(stream)))
+        })
+    });
+    // The transport has the timeout of one attempt, the library that of all attempts.
+    match config.protocol {
+        Protocol::Grpc => {
+            let endpoint = Endpoint::from_shared(config.endpoint.to_string())
+                .map_err(|error| ExporterBuildError::InvalidConfiguration(error.to_string()))?
+                .timeout(config.timeout);
+            SpanExporter::builder()
+                .with_tonic()
+                .with_channel(endpoint.connect_with_connector_lazy(connector))
+                .with_retry_policy(retry)
+                .with_timeout(config.export_timeout)
+                .build()
+        }
+        Protocol::Http => SpanExporter::builder()
+            .with_http()
+            .with_protocol(OtlpProtocol::HttpBinary)
+            .with_endpoint(format!("{}{}", config.endpoint, config.path))
+            .with_http_client(HyperClient::new(connector, config.timeout, None))
+            .with_retry_policy(retry)
+            .with_timeout(config.export_timeout)
+            .build(),
+    }
+}
+
+/// A connection for hyper's client.
+struct Io(TokioIo<Stream>);
+
+impl Connection for Io {
+    fn connected(&self) -> Connected {
+        Connected::new()
+    }
+}
+
+impl Read for Io {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_read(cx, buf)
+    }
+}
+
+impl Write for Io {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().0).poll_shutdown(cx)
     }
 }
 

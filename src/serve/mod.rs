@@ -3,7 +3,6 @@
 //! | file | subject |
 //! |---|---|
 //! | `files` | everything that is read from files and the environment before a port is bound |
-//! | `sockets` | bound sockets |
 //! | [`assembly`] | the parts, connected with each other; simulations start them, too |
 //! | `stages` | the tasks of the process, and the three stages of its stop |
 //!
@@ -11,34 +10,34 @@
 
 mod assembly;
 mod files;
-mod sockets;
 mod stages;
 
-use std::io;
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::{io, process::ExitCode, sync::Arc};
 
-#[cfg(target_os = "linux")]
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rangecache_base::{
+    memory,
+    net::Url,
+    panics,
+    telemetry::{self, log::LogLevel},
+};
+use rangecache_config::{Config, Setting, given};
+use rangecache_edge::server::{ListenConfig, Listener, connections_within_descriptors};
+use rangecache_edge::tls::Acceptor;
+use rangecache_proxy::Access;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-pub use assembly::Assembly;
-pub use files::ProcessFiles;
-pub use stages::Stages;
 
 use crate::admin::Admin;
 use crate::cli::{self, Serving};
 use crate::reload::{self, ReloadHandle, Reloader};
-use rangecache_base::memory;
-use rangecache_base::panics;
-use rangecache_base::telemetry;
-use rangecache_base::telemetry::log::LogLevel;
-use rangecache_config::{Config, Setting, given};
-use rangecache_edge::server::connections_within_descriptors;
-use rangecache_proxy::Access;
-use sockets::Sockets;
 use stages::BACKGROUND_TIMEOUT;
+
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
+pub use assembly::Assembly;
+pub use files::ProcessFiles;
+pub use stages::Stages;
 
 /// Runs the proxy until a signal.
 #[must_use]
@@ -268,5 +267,55 @@ async fn run_until_stopped(assembly: &Assembly, mut signals: Signals, reload: &R
             // A task found an etcd that it must not serve, and has logged the reason.
             () = assembly.stages.stop.cancelled() => return ExitCode::FAILURE,
         }
+    }
+}
+
+/// The sockets of every `--listen-…` flag.
+pub(super) struct Sockets {
+    pub(super) clients: Vec<Listener>,
+    /// Listeners that permit reads only.
+    pub(super) readers: Vec<Listener>,
+    pub(super) operators: Vec<Listener>,
+}
+
+impl Sockets {
+    /// Binds all of them.
+    ///
+    /// # Errors
+    /// The first URL that cannot be bound, with its flag.
+    pub(super) async fn bind(
+        listen: &ListenConfig,
+        acceptor: Option<&Arc<Acceptor>>,
+    ) -> anyhow::Result<Sockets> {
+        let bind = async |flag, urls: &[Url]| {
+            let mut listeners = Vec::new();
+            for url in urls {
+                let bound = Listener::bind(url, acceptor, listen.unix_socket_mode, listen.reuse_port).await;
+                let explained = |error: io::Error| {
+                    let what = format!("cannot listen on {url}; {}", remedy(&error));
+                    anyhow::Error::new(error).context(what).context(flag)
+                };
+                listeners.push(bound.map_err(explained)?);
+            }
+            anyhow::Ok(listeners)
+        };
+        Ok(Sockets {
+            clients: bind("--listen-client-urls", &listen.client_urls).await?,
+            readers: bind("--read-only-listen-client-urls", &listen.read_only_client_urls).await?,
+            operators: bind("--listen-metrics-urls", &listen.metrics_urls).await?,
+        })
+    }
+}
+
+/// Likely cause of a socket that cannot be bound, and what to do.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "another process is there; port 0 takes a free one",
+        io::ErrorKind::AddrNotAvailable => "no interface of this host has that address",
+        io::ErrorKind::NotFound => "create the folder of the socket",
+        io::ErrorKind::PermissionDenied => {
+            "this user may not; choose a port from 1024 on, or a folder that it may write"
+        }
+        _ => "choose another address",
     }
 }

@@ -5,7 +5,6 @@
 //! | `flags` | flags of the command |
 //! | `folder` | the manifests, and the files next to them that the kubelet ignores |
 //! | `manifest` | what the text of a manifest says |
-//! | `probe` | whether the pod that the manifest describes is ready |
 //!
 //! A manifest is written only after a check of its flags (`rangecache doctor`), under a name of its own, so that its pod
 //! runs beside the one before it, which is removed once the new one is ready, and stays if it does not become ready in time.
@@ -18,22 +17,22 @@
 mod flags;
 mod folder;
 mod manifest;
-mod probe;
 
-use std::fmt;
 use std::io::{self, Write as _};
-use std::process::ExitCode;
-use std::time::Duration;
+use std::{fmt, process::ExitCode, time::Duration};
 
+use rangecache_base::net::Url;
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::running::get;
 use crate::doctor::{self, DoctorConfig};
 use crate::report::ReportFormat;
-pub use flags::{StaticPodAction, StaticPodConfig};
 use folder::{ManifestFolder, ManifestState};
 use manifest::Manifest;
-use rangecache_base::net::Url;
+
+pub use flags::{StaticPodAction, StaticPodConfig};
 
 /// Interval of looks at the new pod.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -191,7 +190,7 @@ async fn install(
     }
     let mut state = "it was not seen".to_owned();
     while since + started.elapsed() < options.ready_timeout {
-        let looked = timeout(LOOK_TIMEOUT, probe::look(url)).await;
+        let looked = timeout(LOOK_TIMEOUT, look(url)).await;
         match looked.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
             // The pod's name ends with that of the node.
             Ok(seen) if seen.name.starts_with(pod) => match seen.unready {
@@ -263,3 +262,34 @@ async fn hold() -> io::Result<()> {
 
 #[cfg(test)]
 mod tests;
+
+/// A rangecache that responds.
+#[derive(Debug)]
+pub(super) struct Pod {
+    /// Name of its pod, which ends with the node's; empty if it does not know it.
+    pub(super) name: String,
+    /// Why it is not ready; `None` if it is.
+    pub(super) unready: Option<String>,
+}
+
+/// Reads the state of the rangecache at `url`, of one response and therefore of one process: two may share the port.
+///
+/// # Errors
+/// If it does not respond, or something else responds.
+pub(super) async fn look(url: &Url) -> io::Result<Pod> {
+    let status: Value = serde_json::from_str(&get(url, "/status").await?)?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let Some(is_ready) = status["ready"].as_bool() else {
+        let text = "/status does not say whether it is ready";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    };
+    let mirrors = status["mirrors"].as_array().map_or(&[][..], Vec::as_slice);
+    let waiting = mirrors.iter().filter_map(|mirror| {
+        let reason = mirror["out_of_service"].as_str()?;
+        Some(format!("{} is out of service: {reason}", text(&mirror["name"])))
+    });
+    Ok(Pod {
+        name: text(&status["pod"]),
+        unready: (!is_ready).then(|| waiting.collect::<Vec<_>>().join(", ")),
+    })
+}

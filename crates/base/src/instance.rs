@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use http::{HeaderMap, HeaderValue};
 
-pub use etcd_wire::grpc::fields::INSTANCE as HEADER;
+pub use etcd_wire::grpc::metadata::INSTANCE as HEADER;
 
 /// 128 random bits, in hexadecimal.
 static ID: LazyLock<HeaderValue> = LazyLock::new(random_id);

@@ -11,7 +11,7 @@
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 //! | [`blocking`] | work that waits for the disk |
 //! | [`simulated`] | connections within the process, for tests |
-//! | [`unix_time`] | the present time in seconds since 1970 |
+//! | [`unix_time`] | wall-clock time |
 //! | [`wake_gated`] | futures that are polled only once they were woken |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]

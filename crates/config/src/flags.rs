@@ -1,14 +1,13 @@
-//! [`Config`]: all flags of serving, and the checks across them.
+//! [`Config`]: all flags of serving, the checks across them, and TLS of both sides, of the flags of several rooms.
 
-use clap::Parser;
+use std::{path::PathBuf, sync::Arc};
 
-use super::file::FileConfig;
-use super::process::ProcessConfig;
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
+use clap::{Args, Parser};
+use rangecache_base::telemetry::{AccessLogConfig, LogConfig, Metrics, TraceConfig};
+use rangecache_base::{flags::Switch as _, net::Url};
 use rangecache_edge::limits::{ClientsConfig, LimitsConfig};
 use rangecache_edge::server::ListenConfig;
-use rangecache_edge::tls::{TlsConfig, TlsFlagError};
+use rangecache_edge::tls::{Acceptor, Connector, FileError, TlsConfig, TlsFlagError};
 use rangecache_mirror::{ImageError, MirrorConfig, check_images};
 use rangecache_proxy::{ForwardConfig, WatchConfig};
 use rangecache_upstream::{AccountError, CallerIsError, EtcdConfig};
@@ -279,8 +278,56 @@ impl Config {
     }
 }
 
+/// The file with further flags.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "File")]
+pub struct FileConfig {
+    /// File of settings as `rangecache config` prints them, one RANGECACHE_FLAG=value per line; the command line and the environment win over it. Read again on SIGHUP
+    /// and POST /reload [default: none]
+    ///
+    /// When to change it: flags should change without a restart
+    /// (docs/reference/flags.md#changes-without-a-restart), or come from a ConfigMap
+    #[arg(long = "flags-file", value_name = "FILE")]
+    pub flags_file: Option<PathBuf>,
+}
+
+/// The process.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Process")]
+pub struct ProcessConfig {
+    /// Permit core dumps, and tools of the same user that read the process's memory (gdb, strace, perf). Linux alone
+    /// forbids them otherwise: memory holds values of etcd, keys and passwords
+    ///
+    /// When to change it: a crash is to be analysed, or the process profiled or traced by its own user: core dumps,
+    /// gdb, strace and perf then see memory, with all that is mirrored
+    #[arg(long, switch())]
+    pub core_dumps: bool,
+}
+
+impl Config {
+    /// TLS towards etcd.
+    ///
+    /// # Errors
+    /// The file that is invalid, and why.
+    pub fn connector(&self, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
+        let names_callers = self.etcd.certificates_name_callers();
+        Connector::open(&self.tls, &self.etcd.all_endpoints(), names_callers, metrics)
+    }
+
+    /// TLS towards clients; `None` if no listener has it.
+    ///
+    /// # Errors
+    /// The file that is invalid, and why.
+    pub fn acceptor(&self, metrics: &Arc<Metrics>) -> Result<Option<Arc<Acceptor>>, FileError> {
+        let urls: Vec<&Url> = self.listen.urls().collect();
+        Acceptor::open(&self.tls, &urls, self.max_handshakes(), metrics)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     fn parse(flags: &[&str]) -> Config {
@@ -435,5 +482,76 @@ mod tests {
             .account();
         assert_eq!(account.unwrap().unwrap().password.expose(), "from a file");
         assert_eq!(parse(&[]).etcd.account(), Ok(None));
+    }
+
+    fn try_parse(flags: &str) -> Result<Config, clap::Error> {
+        Config::try_parse_from(std::iter::once("rangecache").chain(flags.split_whitespace()))
+    }
+
+    #[test]
+    fn contradictions_of_tls_are_refused_with_a_remedy() {
+        let https = "--listen-client-urls https://127.0.0.1:1";
+        for (flags, says) in [
+            ("--cert a", "give both"),
+            ("--key a", "--cert"),
+            ("--cert-file a", "--key-file"),
+            (
+                "--listen-client-urls https://127.0.0.1:1",
+                "--cert-file and --key-file",
+            ),
+            ("--listen-client-urls unixs:///a", "needs a certificate"),
+            ("--listen-metrics-urls https://127.0.0.1:1", "needs a certificate"),
+            ("--cacert a", "write https://"),
+            ("--insecure-skip-tls-verify", "write https://"),
+            ("--auto-tls", "write https://"),
+            ("--cert-file a --key-file b", "write https://"),
+            (
+                "--listen-client-urls http://0.0.0.0:1",
+                "--allow-plaintext-listener",
+            ),
+            ("--listen-client-urls http://etcd:1", "--allow-plaintext-listener"),
+            ("--listen-client-urls http://[::]:1", "--allow-plaintext-listener"),
+        ] {
+            let error = try_parse(flags).unwrap().validate().unwrap_err().to_string();
+            assert!(error.contains(says), "{flags}: {error}");
+        }
+        for (flags, says) in [
+            ("--auto-tls --cert-file a --key-file b", "leave one"),
+            ("--auto-tls --client-cert-auth", "--trusted-ca-file"),
+            ("--auto-tls --client-crl-file a", "--trusted-ca-file"),
+            ("--auto-tls --client-cert-allowed-hostname a", "--trusted-ca-file"),
+            (
+                "--auto-tls --tls-min-version TLS1.3 --tls-max-version TLS1.2",
+                "no version is left",
+            ),
+            (
+                "--auto-tls --tls-max-version TLS1.2 --cipher-suites TLS_AES_128_GCM_SHA256",
+                "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+            ),
+            ("--auto-tls --tls-reload-interval 0s", "longer than zero"),
+        ] {
+            let error = try_parse(&format!("{https} {flags}"))
+                .unwrap()
+                .validate()
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(says), "{flags}: {error}");
+        }
+    }
+
+    #[test]
+    fn consistent_flags_are_valid() {
+        for flags in [
+            "--listen-client-urls http://localhost:1,http://127.0.0.9:1,http://[::1]:1,unix:///a",
+            "--listen-client-urls http://0.0.0.0:1 --allow-plaintext-listener",
+            "--listen-client-urls http://0.0.0.0:1 --allow-plaintext-listener=true",
+            "--listen-metrics-urls http://0.0.0.0:1",
+            "--listen-client-urls https://0.0.0.0:1 --auto-tls",
+            "--listen-client-urls https://0.0.0.0:1 --cert-file a --key-file b --trusted-ca-file c --client-cert-auth=true",
+            "--endpoints https://etcd:1,unixs:///b --cacert a --cert b --key c",
+            "--endpoints https://etcd:1",
+        ] {
+            try_parse(flags).unwrap().validate().unwrap();
+        }
     }
 }

@@ -6,10 +6,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `process` | the flag of the process |
-//! | `tls` | TLS of both sides, of the flags of several rooms |
-//! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
+//! | `flags` | [`Config`]: all flags of serving, the checks across them, and TLS of both sides |
+//! | `flags_file` | the file that `--flags-file` names |
 //! | `live` | the flags that a reload changes while the process runs |
 //! | `environment` | names of environment variables, those that are unknown; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
@@ -18,20 +16,15 @@
 
 pub mod bounds;
 mod environment;
-mod file;
 mod flags;
 mod flags_file;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 mod live;
-mod process;
-mod tls;
 
 pub use environment::{
     FlagOrigin, Setting, UnknownVariable, check_names, effective, given, settings, with_environment,
 };
-pub use file::FileConfig;
-pub use flags::{Config, ConfigError, FileFlagError};
+pub use flags::{Config, ConfigError, FileConfig, FileFlagError, ProcessConfig};
 pub use flags_file::{FlagsFile, FlagsFileError, summary};
 pub use live::{LiveConfig, RELOADABLE, Reloadable};
-pub use process::ProcessConfig;

@@ -25,7 +25,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::error::LeanError;
+use super::frame::LeanError;
 use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};

@@ -1,8 +1,8 @@
-//! Frames of HTTP/2 (RFC 9113, section 4), as far as a client of small calls needs them.
+//! Frames of HTTP/2 (RFC 9113, section 4), as far as a client of small calls needs them, and why a connection cannot be used any more ([`LeanError`]).
+
+use std::io;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-
-use super::error::LeanError;
 
 /// Bytes in front of the payload of each frame.
 const PREFIX_BYTES: usize = 9;
@@ -312,4 +312,30 @@ pub(super) fn put_data(write: &mut BytesMut, stream: u32, body: &[u8], is_last: 
 pub(super) fn put_cancel(write: &mut BytesMut, stream: u32) {
     put_prefix(write, 4, RST_STREAM, 0, stream);
     write.put_u32(CANCEL);
+}
+
+/// Why a call failed, and its connection with it.
+#[derive(Debug, thiserror::Error)]
+pub enum LeanError {
+    /// The connection is closed.
+    #[error("the connection is closed")]
+    Closed,
+    /// A write, too, may be sent again (RFC 9113, section 6.8).
+    #[error("the server leaves, and has not processed the call")]
+    NotProcessed,
+    /// With the server's reason, as hyper has it.
+    #[error("reset by the server: {0}")]
+    Reset(#[source] h2::Error),
+    /// The peer does not answer a ping.
+    #[error("the peer does not respond")]
+    Unresponsive,
+    /// The socket failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Nothing was sent: a call that another client may take.
+    #[error("the request is too long, or too many are in flight")]
+    Full,
+    /// The peer has sent what this client does not know.
+    #[error("the peer has sent {0}")]
+    Unexpected(&'static str),
 }

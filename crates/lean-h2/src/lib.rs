@@ -11,17 +11,14 @@
 //! | `client` | [`Lean`]: calls in flight, what is written, and the task that reads |
 //! | `response` | parts of a response, and whole ones |
 //! | `parts` | responses that are read as they arrive |
-//! | `frame` | frames |
-//! | `head`, `huffman` | headers in HPACK |
-//! | `error` | why a call failed |
+//! | `frame` | frames, and why a call failed |
+//! | `head` | headers in HPACK |
 
 mod client;
-mod error;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 mod head;
-mod huffman;
 mod parts;
 mod response;
 #[cfg(any(test, feature = "testing"))]
@@ -30,7 +27,7 @@ pub mod testing;
 mod tests;
 
 pub use client::{Begun, Lean, PING_INTERVAL};
-pub use error::LeanError;
+pub use frame::LeanError;
 /// Bound on the body of a request: one frame.
 pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;
 pub use parts::Parts;

@@ -9,7 +9,7 @@ use http_body::{Body, Frame};
 use tokio::sync::mpsc;
 
 use super::client::{Begun, InFlightCall};
-use super::error::LeanError;
+use super::frame::LeanError;
 use super::response::{Event, ReadBytes};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;

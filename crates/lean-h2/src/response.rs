@@ -3,7 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
 
-use super::error::LeanError;
+use super::frame::LeanError;
 use super::head::Head;
 
 /// Window of each stream: bytes that a response may have before it is read, as budgets count them.

@@ -15,7 +15,7 @@ use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::client::{Lean, PING_INTERVAL};
-use super::error::LeanError;
+use super::frame::LeanError;
 use super::head;
 use super::parts::Parts;
 use super::response::Whole;

@@ -12,15 +12,13 @@
 //! | `lineage` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
 //! | `fan_out` | the events of a mirror, for watches that are served from memory |
 //! | `image` | images of mirrors on the disk |
-//! | `mirrors` | all mirrors of the process and what they share |
+//! | `mirrors` | all mirrors of the process and what they share; last views, while no member of etcd answers (`--serve-stale`) |
 //! | `set` | places of mirrors, their memory together, and what drops them all |
 //! | `changes` | mirrors that a reload adds or removes |
 //! | `memory` | values packed as memory becomes scarce, or left out, and read again |
-//! | `pace` | pace of reads in the background |
 //! | `neighbours` | neighbours that would be of no use to the next start |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
-//! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
 //! | `verify` | comparing a mirror with etcd |
 //! | `version_gate` | the warning about an etcd that is too old |
 //!
@@ -43,16 +41,19 @@ mod memory;
 pub mod metrics;
 mod mirrors;
 mod neighbours;
-mod pace;
 mod probe;
 mod set;
-mod stale;
 #[cfg(test)]
 mod testing;
 mod verify;
 mod version_gate;
 pub mod view;
-mod watched;
+
+use std::sync::Arc;
+
+use rangecache_base::{flags::Live, panics::restarting, telemetry::Telemetry};
+use rangecache_upstream::{EtcdConfig, Upstream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub use feed::RESPONSE_TIMEOUT as FEED_RESPONSE_TIMEOUT;
 pub use flags::{CachePack, MirrorConfig, default_cache_bytes};
@@ -60,21 +61,10 @@ pub use image::{ImageError, check_images};
 pub use metrics::{
     FreshnessMetrics, PrefixMetrics, QuorumChecks, STREAM_FALLBACKS, StreamFallbacks, Unreadable,
 };
-pub use mirrors::Mirrors;
+pub use mirrors::{Mirrors, StaleView};
 pub use neighbours::UselessNeighbour;
-pub use stale::StaleView;
+pub use set::WatchedLoads;
 pub use view::{HeldView, HeldViews, prefix_sizes};
-pub use watched::WatchedLoads;
-
-use std::sync::Arc;
-
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use rangecache_base::flags::Live;
-use rangecache_base::panics::restarting;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_upstream::{EtcdConfig, Upstream};
 
 /// Starts to load and follow every scope that `--cache-prefix` and `--no-cache-prefix` name, until `stop` is cancelled. The tasks are spawned on
 /// `tasks`, which the caller joins.

@@ -14,24 +14,19 @@
 //! once that has ended: a replaced history, a mismatch that verification found, a panic and a removal end it, and the mirror
 //! is loaded again.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use rangecache_base::telemetry::trace::{Span, SpanExt as _};
+use rangecache_base::{net::Url, panics::caught, telemetry::Reason};
+use rangecache_upstream::{Backoff, ReceiveWindow};
 use tokio::time::Instant;
 
-use super::fan_out;
 use super::feed::{Feed, FeedEnd, Feeding};
 use super::image::{self, Images};
-use super::load::{self, Adopted, Have, Load, LoadCause, LoadError, LoadedBy, over_budget};
-use super::memory;
-use super::metrics::MirrorsMetrics;
+use super::load::{self, Adopted, Have, Load, LoadCause, LoadError, LoadedBy};
 use super::mirrors::{Mirrors, background};
 use super::view::{Epoch, LoadedStore, Mirror, ReaderEnd};
-use rangecache_base::net::Url;
-use rangecache_base::panics::caught;
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::trace::{Span, SpanExt as _};
-use rangecache_upstream::{Backoff, ReceiveWindow};
+use super::{fan_out, memory, metrics::MirrorsMetrics};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -280,7 +275,7 @@ impl Lifecycle<'_> {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
         let _ = mirror.drop_contents(epoch, Reason::OverBudget, ReaderEnd::Dropped(Reason::OverBudget));
         let (set, upstream, probe_interval) = (&mirrors.set, &mirrors.upstream, mirrors.probe_interval);
-        over_budget::until_it_may_fit(set, upstream, probe_interval, mirror, epoch, mean_bytes).await;
+        memory::until_it_may_fit(set, upstream, probe_interval, mirror, epoch, mean_bytes).await;
         self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
         LoadCause::MayFit
     }

@@ -1,19 +1,17 @@
 //! The mirrors of this process: their places, their memory together, and what concerns them all, which is etcd's history.
-//! A reload adds mirrors and removes others while reads and watches refer to them.
+//! Loads that watchers which leave memory have got their events from are noted: etcd may continue them there (W10). A reload adds mirrors and removes others while reads and watches refer to them.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
+use rangecache_base::{flags::Live, net::Url};
+use rangecache_upstream::{Lineage, MAX_MESSAGE_BYTES};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::fan_out::FanOut;
-use super::flags::MirrorConfig;
 use super::lineage::{Before, ClusterState, HistoryId, Transition};
 use super::neighbours::{Neighbours, UselessNeighbour};
-use super::view::Mirror;
-use rangecache_base::flags::Live;
-use rangecache_base::net::Url;
-use rangecache_upstream::MAX_MESSAGE_BYTES;
+use super::{fan_out::FanOut, flags::MirrorConfig, view::Mirror};
 
 /// Mirrors that reloads may add until the next start. The place of a removed one is not used again.
 const MAX_ADDED: usize = 1_024;
@@ -215,16 +213,53 @@ impl MirrorSet {
     }
 }
 
+/// Loads of mirrors that watchers have got their events from.
+#[derive(Clone, Debug, Default)]
+pub struct WatchedLoads {
+    /// Positions of the mirrors, and the numbers of their loads.
+    loads: BTreeSet<(usize, u64)>,
+    /// Time by which a connection must have been opened on which etcd continues the watchers: a mirror that was removed since cannot be
+    /// compared with etcd any more. `None` if none was removed.
+    opened_by: Option<Instant>,
+}
+
+impl WatchedLoads {
+    /// Loads with these numbers, each of the mirror of `set` at the position before it.
+    pub(super) fn new(set: &MirrorSet, loads: impl Iterator<Item = (usize, u64)>) -> WatchedLoads {
+        let loads: BTreeSet<_> = loads.collect();
+        let opened_by = loads
+            .iter()
+            .filter_map(|(position, _)| set.get(*position)?.opened_by())
+            .min();
+        WatchedLoads { loads, opened_by }
+    }
+
+    /// Whether a connection that has led to the same history since `since` is old enough.
+    pub(super) fn began_after(&self, since: Instant) -> bool {
+        self.opened_by.is_none_or(|latest| since <= latest)
+    }
+
+    /// Whether the contents of each were found in `lineage`, or raft logs show it.
+    pub(super) fn were_found_in(&self, set: &MirrorSet, lineage: Lineage) -> bool {
+        lineage == Lineage::Member
+            || self.loads.iter().all(|(position, generation)| {
+                let slot = set.get(*position);
+                slot.is_some_and(|slot| slot.mirror.was_found_in(*generation, lineage))
+            })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::*;
-    use crate::testing::live;
-    use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{HistoryLimits, Store, Tree};
-    use etcd_store::keyspace::scope::Scope;
+    use etcd_store::{cache::testing::KeyValue, keyspace::scope::Scope};
+    use etcd_wire::grpc::hub::HubHistory;
     use rangecache_base::telemetry::{Reason, Telemetry};
+
+    use super::*;
+    use crate::testing::{Bench, live, serve as serve_at};
 
     const MAX_BYTES: u64 = 1 << 20;
 
@@ -350,5 +385,50 @@ mod tests {
         let set = set();
         serve(&set.get(0).unwrap().mirror, 2 << 20);
         assert_eq!(set.excess_held_bytes(), 0);
+    }
+
+    const SCOPES: [&str; 4] = ["--cache-prefix", "/a/", "--cache-prefix", "/b/"];
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_has_to_be_older_than_the_first_removal_among_its_mirrors() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        let set = &mirrors.set;
+        let watched =
+            |positions: &[usize]| WatchedLoads::new(set, positions.iter().map(|position| (*position, 1)));
+        assert!(watched(&[0, 1]).began_after(Instant::now()), "none was removed");
+        let mut removed = Vec::new();
+        for position in [1, 0] {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            serve_at(mirrors.at(position).unwrap(), 10);
+            set.get(position).unwrap().remove();
+            removed.push(Instant::now());
+        }
+        assert!(watched(&[0, 1]).began_after(removed[0]) && !watched(&[0, 1]).began_after(removed[1]));
+        assert!(watched(&[0]).began_after(removed[1]));
+    }
+
+    #[tokio::test]
+    async fn each_load_has_to_be_found_under_the_number_of_the_hub() {
+        let bench = Bench::new().await;
+        let mirrors = bench.mirrors(&SCOPES);
+        let set = &mirrors.set;
+        let of_hub = Lineage::Hub(HubHistory {
+            instance: 1,
+            number: 2,
+        });
+        for position in [0, 1] {
+            let mirror = mirrors.at(position).unwrap();
+            serve_at(mirror, 10);
+            let watched = |positions: std::ops::Range<usize>| {
+                WatchedLoads::new(set, positions.map(|position| (position, 1)))
+            };
+            assert!(!watched(0..2).were_found_in(set, of_hub));
+            assert!(watched(0..position).were_found_in(set, of_hub));
+            mirror.note_lineage(mirror.epoch(), of_hub).unwrap();
+        }
+        let watched = |generation| WatchedLoads::new(set, [(0, 1), (1, generation)].into_iter());
+        assert!(watched(1).were_found_in(set, of_hub));
+        assert!(!watched(2).were_found_in(set, of_hub), "another load");
     }
 }

@@ -16,14 +16,13 @@ use tonic::Code;
 
 use super::lineage::History;
 use super::mirrors::{Mirrors, background};
-use super::pace::pause_after;
 use super::view::{Epoch, Mirror, View};
 use etcd_store::cache::Tree;
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::trace::SpanExt as _;
-use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, jittered};
+use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, jittered, pause_after};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;

@@ -6,7 +6,7 @@ use arc_swap::ArcSwap;
 use http::HeaderMap;
 use http::header::USER_AGENT;
 
-use etcd_wire::grpc::fields::{CREDENTIALS, HeadFields};
+use etcd_wire::grpc::metadata::{CREDENTIALS, HeadFields};
 use rangecache_base::telemetry::clients::{
     ClientCall, ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats,
 };

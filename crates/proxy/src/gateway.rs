@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Deserialize;
 
 use etcd_wire::grpc::CallMetadata;
-use etcd_wire::grpc::fields::OWN_PREFIX;
+use etcd_wire::grpc::metadata::OWN_PREFIX;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::Version;
 

@@ -1,18 +1,14 @@
 //! Tokens for rangecache's own user: Authenticate calls.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use etcd_wire::etcdserverpb::{AuthenticateRequest, auth_client::AuthClient};
 use http::HeaderValue;
 use tonic::Code;
 
-use super::backoff::Backoff;
-use super::connection::Connection;
 use super::credentials::{Credentials, Token, UserProblem};
-use super::error::NoEndpoint;
 use super::flags::{Account, Secret};
-use etcd_wire::etcdserverpb::AuthenticateRequest;
-use etcd_wire::etcdserverpb::auth_client::AuthClient;
+use super::{backoff::Backoff, connection::Connection, transport::NoEndpoint};
 
 /// Timeout of one Authenticate call.
 pub(super) const AUTHENTICATE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -8,19 +8,14 @@
 //! list must not change the cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::Instant;
-
-use super::backoff::Backoff;
-use super::class::ConnectionClass;
-use super::connection::Connection;
-use super::health::HEALTH_TIMEOUT;
 use rangecache_base::net::Url;
+use tokio::{sync::watch, time::Instant};
+
+use super::{backoff::Backoff, calls::HEALTH_TIMEOUT, class::ConnectionClass, connection::Connection};
 
 /// Time for which a cluster that was left out is named.
 const NAMED_FOR: Duration = Duration::from_secs(600);
@@ -329,12 +324,11 @@ impl Known {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
     use prost::Message as _;
 
     use super::*;
-    use crate::fake::FakeEtcd;
-    use crate::testing::open;
-    use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
+    use crate::{fake::FakeEtcd, testing::open};
 
     fn slot(endpoint: &str) -> ConnectionSlot {
         ConnectionSlot {

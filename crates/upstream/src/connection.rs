@@ -4,26 +4,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use etcd_wire::grpc::frame::framed;
 use http::header::{CONTENT_TYPE, TE};
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri, uri::PathAndQuery};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use prost::Message;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::NamedConnection;
 use tokio::sync::Semaphore;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
-use super::credentials::Credentials;
 use super::outgoing::{BoxError, Outgoing};
+use super::response::{UpstreamBody, unary_message};
 use super::standing::{Lineage, Peer};
-use super::transport::Transport;
-use super::unary::unary_message;
-use super::upstream_body::UpstreamBody;
-use etcd_wire::grpc::frame::framed;
+use super::{credentials::Credentials, transport::Transport};
 use lean_h2::{Lean, LeanError, Parts};
-use rangecache_base::net::Url;
-use rangecache_edge::tls::NamedConnection;
 
 /// Why a call got no response.
 #[derive(Debug)]
@@ -339,24 +336,20 @@ fn is_not_processed(error: &BoxError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Poll;
-    use std::time::Duration;
+    use std::{task::Poll, time::Duration};
 
     use bytes::Bytes;
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
-    use tokio::task::JoinHandle;
-    use tokio::time::Instant;
+    use tokio::{task::JoinHandle, time::Instant};
     use tokio_util::either::Either;
 
     use super::*;
-    use crate::Lineage;
+    use crate::class::{Client, Timeouts};
     use crate::fake::{Answer, FakeEtcd};
+    use crate::response::is_reset;
     use crate::testing::{SOON, open};
-    use crate::timeouts::Timeouts;
-    use crate::transport::Client;
-    use crate::upstream_body::is_reset;
-    use crate::{ConnectionClass, MAX_SHORT_BYTES};
+    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES};
     use lean_h2::testing::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
 
     fn call(path: &str) -> Request<Outgoing> {

@@ -1,35 +1,25 @@
 //! Endpoints: connections, opened again when lost, version and health.
 
-use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
-use parking_lot::Mutex;
-use tokio::runtime::Handle;
-use tokio::sync::Notify;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::backoff::Backoff;
-use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
-use super::class::ConnectionClass;
-use super::clusters::{Clusters, ConnectionSlot};
-use super::connection::Connection;
-use super::credentials::Credentials;
-use super::error::ConnectError;
-use super::health::{HealthMonitor, StatusReport};
-use super::role::Role;
-use super::standing::EndpointPeer;
-use super::version::Version;
 use etcd_wire::etcdserverpb::StatusResponse;
 use lean_h2::Lean;
-use rangecache_base::net::Url;
-use rangecache_base::panics::restarting;
+use parking_lot::Mutex;
 use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
+use rangecache_base::{net::Url, panics::restarting};
 use rangecache_edge::tls::Connector;
+use tokio::{runtime::Handle, sync::Notify, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::calls::{HealthMonitor, StatusReport};
+use super::capabilities::{LowestVersion, NoRangeStream, Role, ServerCapabilities};
+use super::clusters::{Clusters, ConnectionSlot};
+use super::{
+    backoff::Backoff, class::ConnectionClass, connection::Connection, credentials::Credentials,
+    gates::Version, standing::EndpointPeer, transport::ConnectError,
+};
 
 /// First pause between attempts to connect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
@@ -700,12 +690,11 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::fake::FakeEtcd;
-    use crate::timeouts::Timeouts;
-    use crate::transport::Client;
-    use crate::window::ReceiveWindow;
     use etcd_wire::etcdserverpb::ResponseHeader;
+
+    use super::*;
+    use crate::class::{ReceiveWindow, Timeouts};
+    use crate::{class::Client, fake::FakeEtcd};
 
     #[tokio::test]
     async fn member_that_responds_on_any_connection_is_not_silent() {

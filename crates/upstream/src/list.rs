@@ -1,17 +1,17 @@
 //! The endpoints that are used, and their changes: those that `--endpoints` names, those of members that were found by
-//! `--endpoints-auto-sync-interval`, and, until one of these serves, those that were used before.
+//! `--endpoints-auto-sync-interval`, and, until one of these serves, those that were used before; metrics of them.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
+use rangecache_base::net::Url;
+use rangecache_base::telemetry::metrics::{Gauge, metric_group};
+use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
 use tokio::sync::Notify;
 
 use super::endpoint::{Endpoint, EndpointSource};
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
 
 /// Interval at which it is checked whether endpoints can be left.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(50);
@@ -182,6 +182,30 @@ impl EndpointList {
     }
 }
 
+metric_group! {
+    /// State of etcd's endpoints, set when the metrics are scraped.
+    pub(super) struct EndpointMetrics by endpoint;
+    /// State of one endpoint.
+    pub(super) struct OneEndpoint {
+        /// 1 while the endpoint is connected, serves, votes and knows a leader, otherwise 0
+        ///
+        /// Useful when: a member needs checking
+        pub(super) healthy: Gauge = "rangecache_endpoint_healthy";
+        /// Established connections to the endpoint
+        ///
+        /// Useful when: connections are refused
+        pub(super) connections: Gauge = "rangecache_endpoint_connections";
+        /// Calls in flight on the endpoint's shared connections
+        ///
+        /// Useful when: one member gets more calls than the others
+        pub(super) calls: Gauge = "rangecache_endpoint_calls";
+        /// 1 if a connection to the endpoint led to another cluster in the last ten minutes and was left out
+        ///
+        /// Useful when: it is 1: see [RangecacheOtherCluster](../runbooks.md#rangecacheothercluster)
+        pub(super) left_out: Gauge = "rangecache_endpoint_left_out";
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -189,10 +213,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::class::ConnectionClass;
-    use crate::fake::FakeEtcd;
-    use crate::outgoing::Outgoing;
     use crate::testing::{SOON, member, start, status, until, urls};
+    use crate::{class::ConnectionClass, fake::FakeEtcd, outgoing::Outgoing};
 
     fn unreachable() -> Url {
         "http://127.0.0.1:1".parse().unwrap()

@@ -1,23 +1,16 @@
 //! Opening of a connection: TCP, TLS and HTTP/2, and with TLS a first response.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
-
-use super::capabilities::ServerCapabilities;
-use super::connection::Connection;
-use super::credentials::Credentials;
-use super::error::ConnectError;
-use super::timeouts::Timeouts;
-use super::transport::{Client, Driver, Transport};
-use super::window::ReceiveWindow;
-use etcd_wire::etcdserverpb::StatusRequest;
-use etcd_wire::etcdserverpb::maintenance_client::MaintenanceClient;
+use etcd_wire::etcdserverpb::{StatusRequest, maintenance_client::MaintenanceClient};
 use rangecache_base::net::Url;
 use rangecache_edge::tls::{Connector, Protocol};
+use tokio::{task::JoinHandle, time::Instant};
+use tokio_util::task::TaskTracker;
+
+use super::class::{Client, ReceiveWindow, Timeouts};
+use super::transport::{ConnectError, Driver, Transport};
+use super::{capabilities::ServerCapabilities, connection::Connection, credentials::Credentials};
 
 /// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);

@@ -1,5 +1,5 @@
 //! Size and rate of the pages in which a large range is read: by loads, by `doctor`, and for a RangeStream that is
-//! served from pages.
+//! served from pages; and the pauses of reads in the background.
 
 use std::time::Duration;
 
@@ -41,6 +41,18 @@ pub async fn pace(began: Instant, bytes: u64, bytes_per_second: f64) {
     #[allow(clippy::cast_precision_loss, reason = "fewer than 2^53 bytes")]
     let due = Duration::from_secs_f64(bytes as f64 / bytes_per_second);
     tokio::time::sleep_until(began + due).await;
+}
+
+/// Highest rate of a reader in the background, for which no client waits.
+const BYTES_PER_SECOND: u64 = 8 << 20;
+/// Pause after each of its reads, in multiples of etcd's response time: it takes at most a tenth of one core of etcd.
+const REST: u32 = 9;
+
+/// Pause of a reader in the background after a read of `bytes` to which etcd has responded in `took`.
+#[must_use]
+pub fn pause_after(bytes: u64, took: Duration) -> Duration {
+    let paced = Duration::from_millis(bytes * 1000 / BYTES_PER_SECOND);
+    paced.max(took * REST)
 }
 
 #[cfg(test)]

@@ -1,40 +1,28 @@
 //! All endpoints: choice of a connection for each call.
 
-use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::{io, sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
-use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
-use super::class::ConnectionClass;
-use super::clusters::{ClusterOfEndpoint, Clusters};
-use super::connection::Connection;
-use super::credentials::Credentials;
-use super::endpoint::{ConnectionContext, Endpoint, EndpointSource, EndpointView};
-use super::error::{ConnectError, NoEndpoint};
-use super::gates::{self, GateState, VersionGate};
-use super::list::{EndpointList, Left};
-use super::metrics::EndpointMetrics;
-use super::role::Role;
-use super::timeouts::Timeouts;
-use super::transport::Client;
-use super::version::Version;
-use super::window::ReceiveWindow;
 use rangecache_base::net::{Stream, Url};
 use rangecache_base::panics::restarting;
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::metrics::gauge;
 use rangecache_base::telemetry::state_changes::{StateChange, StateChanges};
+use rangecache_base::telemetry::{Metrics, metrics::gauge};
 use rangecache_edge::tls::{Connector, Protocol};
+use tokio::sync::{Notify, watch};
+use tokio::{runtime::Handle, time::Instant};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
+use super::capabilities::{LowestVersion, NoRangeStream, Role, ServerCapabilities};
+use super::class::{Client, ConnectionClass, ReceiveWindow, Timeouts};
+use super::clusters::{ClusterOfEndpoint, Clusters};
+use super::endpoint::{ConnectionContext, Endpoint, EndpointSource, EndpointView};
+use super::gates::{self, GateState, Version, VersionGate};
+use super::list::{EndpointList, EndpointMetrics, Left};
+use super::transport::{ConnectError, NoEndpoint};
+use super::{connection::Connection, credentials::Credentials};
 
 /// Time for which an endpoint has served before feeds return to it from a fallback.
 const RETURN_AFTER: Duration = Duration::from_secs(10);

@@ -4,19 +4,15 @@
 //! A member's URL is used only after the member has responded there with its own id and that of the cluster, and never
 //! without TLS where an endpoint has TLS.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
-
-use super::calls::members;
-use super::class::ConnectionClass;
-use super::endpoint::{EndpointSource, EndpointView};
-use super::pool::Upstream;
-use super::window::ReceiveWindow;
 use etcd_wire::etcdserverpb::Member;
 use rangecache_base::net::{Address, Url};
+use tokio::time::{Instant, timeout};
+
+use super::class::{ConnectionClass, ReceiveWindow};
+use super::endpoint::{EndpointSource, EndpointView};
+use super::{calls::members, pool::Upstream};
 
 /// Longest pause before the members are requested for the first time, and after a failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(5);
@@ -182,14 +178,13 @@ async fn is_at(upstream: &Upstream, member: &Member, url: &Url) -> Result<(), St
 
 #[cfg(test)]
 mod tests {
+    use etcd_wire::etcdserverpb::MemberListResponse;
     use parking_lot::Mutex;
     use prost::Message as _;
 
     use super::*;
-    use crate::endpoint::Endpoint;
-    use crate::fake::FakeEtcd;
     use crate::testing::{start, status, until, urls};
-    use etcd_wire::etcdserverpb::MemberListResponse;
+    use crate::{endpoint::Endpoint, fake::FakeEtcd};
 
     /// A member whose list of the members is that of `list`.
     async fn listing(id: u64, list: &Arc<Mutex<Vec<Member>>>) -> FakeEtcd {

@@ -1,22 +1,19 @@
 //! Scripted members, and an upstream before them.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
 use prost::Message as _;
+use rangecache_base::net::Url;
+use rangecache_edge::tls::Connector;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::connection::Connection;
-use super::credentials::Credentials;
-use super::error::ConnectError;
-use super::fake::FakeEtcd;
-use super::opening::open_once;
-use super::pool::Upstream;
-use etcd_wire::etcdserverpb::{ResponseHeader, StatusResponse};
-use rangecache_base::net::Url;
-use rangecache_edge::tls::Connector;
+use super::{
+    connection::Connection, credentials::Credentials, fake::FakeEtcd, opening::open_once, pool::Upstream,
+    transport::ConnectError,
+};
 
 /// Bound on what a test waits for.
 pub(super) const SOON: Duration = Duration::from_secs(20);

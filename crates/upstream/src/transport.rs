@@ -1,32 +1,18 @@
-//! HTTP/2 on a stream to an endpoint: hyper's client, or the lean one.
+//! HTTP/2 on a stream to an endpoint: hyper's client, or the lean one. Errors of connecting to etcd.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
-
-use super::capabilities::ServerCapabilities;
-use super::error::ConnectError;
-use super::outgoing::Outgoing;
-use super::timeouts::Timeouts;
-use super::window::ReceiveWindow;
-use lean_h2::{Lean, LeanError, PING_INTERVAL};
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
+use super::class::{Client, ReceiveWindow, Timeouts};
+use super::{capabilities::ServerCapabilities, outgoing::Outgoing};
+use lean_h2::{Lean, LeanError, PING_INTERVAL};
+
 /// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
-
-/// The client of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Client {
-    /// Calls of every kind, many at once.
-    Hyper(ReceiveWindow),
-    /// Small calls; hyper, where that has failed.
-    Lean,
-}
 
 /// Sends the calls of a connection.
 #[derive(Debug)]
@@ -131,4 +117,49 @@ fn with_causes(error: &hyper::Error) -> String {
         cause = next.source();
     }
     message
+}
+
+/// No endpoint could be used in time.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("no etcd endpoint could be reached within {waited:?}: {causes}")]
+pub struct NoEndpoint {
+    /// Time spent waiting for a connection.
+    pub(super) waited: Duration,
+    /// The last error of every endpoint.
+    pub(super) causes: String,
+}
+
+/// Why a connection could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// TCP, unix socket or TLS.
+    #[error("{url}: {source}")]
+    Connect {
+        /// The endpoint.
+        url: Url,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// HTTP/2.
+    #[error("{url}: {source}")]
+    Handshake {
+        /// The endpoint.
+        url: Url,
+        /// hyper's error.
+        source: hyper::Error,
+    },
+    /// The connection was opened, and closed before the first response.
+    #[error("{url}: {reason}")]
+    Refused {
+        /// The endpoint.
+        url: Url,
+        /// Cause and remedy, in words.
+        reason: String,
+    },
+    /// The deadline passed.
+    #[error("timed out")]
+    TimedOut,
+    /// No endpoint is connected.
+    #[error(transparent)]
+    NoEndpoint(#[from] NoEndpoint),
 }

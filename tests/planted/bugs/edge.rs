@@ -85,7 +85,7 @@ ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
     Bug {
         name: "73-unacknowledged-ping",
         what: "the acknowledgement of a ping waits for a request for ever",
-        test: "--lib write_batching::requests",
+        test: "--lib write_batching::tests",
         shows: "acknowledgements_of_pings_leave_without_a_request_in_time",
         changes: &[Change {
             item: "BatchRequests::poll",
@@ -96,7 +96,7 @@ ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
     Bug {
         name: "82-give-every-connection-a-large-window",
         what: "receive windows are not taken from their budget",
-        test: "--lib windows::tests",
+        test: "--lib server::connections::tests",
         shows: "first_connections_have_large_windows.*panicked",
         changes: &[Change {
             item: "Windows::take",

@@ -17,7 +17,7 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "14-check-raises-no-minimum",
         what: "a quorum check covers unreadable responses, but later serializable reads may be older than its revision",
-        test: "--lib history::cluster_state::tests::check_that_covers_an_unreadable_response_raises_the_minimum_to_its_revision",
+        test: "--lib lineage::cluster_state::tests::check_that_covers_an_unreadable_response_raises_the_minimum_to_its_revision",
         shows: "the response may have shown revision 12",
         changes: &[Change {
             item: "ClusterState::after_check",
@@ -50,7 +50,7 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "104-keep-the-first-leader",
         what: "the leader in the header of memory is that of the first check",
-        test: "--lib history::cluster_state::tests::identity_follows_the_leader",
+        test: "--lib lineage::cluster_state::tests::identity_follows_the_leader",
         shows: r"left: Some\(7\)",
         changes: &[Change {
             item: "History::note_identity",

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use parking_lot::Mutex;
 
-use super::trace::TraceId;
+use opentelemetry::trace::TraceId;
 
 /// Media type of OpenMetrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

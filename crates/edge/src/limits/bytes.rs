@@ -15,22 +15,18 @@
 //! What these rules are is in [`policy`](super::policy).
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::Waker;
-use std::time::Duration;
+use std::{ops::RangeInclusive, task::Waker, time::Duration};
 
 use parking_lot::Mutex;
 use rangecache_base::telemetry::metrics::Counted;
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::intake::Intake;
-use super::line::Owner;
+use super::line::{Exceeded, Owner};
 use super::metrics::{BufferKindMetrics, BufferMetrics};
 use super::policy::{Ask, ByteKind, Part, PartState, Policy};
-use super::wait::Exceeded;
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
 const FRAME_BYTES: u64 = 128 << 10;

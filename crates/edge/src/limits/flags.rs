@@ -1,10 +1,8 @@
-//! Flags that bound connections, calls, buffered bytes and threads.
+//! Flags that bound connections, calls, buffered bytes and threads, and those about the clients of the proxy.
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 use clap::Args;
-
 use rangecache_base::flags::{parse_bytes, parse_duration};
 use rangecache_base::memory;
 
@@ -189,6 +187,23 @@ pub fn default_buffer_bytes(memory_bytes: u64, other_max_bytes: u64) -> u64 {
     let used = FIXED_BYTES + connections_memory(memory_bytes);
     let left = memory_bytes.saturating_sub(other_max_bytes.saturating_add(used));
     (left / 9 * 8).clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
+}
+
+/// Figures about clients.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Clients")]
+pub struct ClientsConfig {
+    /// Clients with metrics of their own (rangecache_client_…), those that cost most; 0 for none. /clients has all
+    ///
+    /// When to change it: more clients should have metrics of their own (`rangecache_client_…`); `0` for none, if
+    /// their names must not reach Prometheus
+    #[arg(
+        long = "client-metrics-top",
+        value_name = "N",
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(..=1_000)
+    )]
+    pub metrics_top: u32,
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Metrics of what is bounded: buffered bytes, turns, shares of clients.
 
-use super::wait::Exceeded;
 use rangecache_base::telemetry::metrics::{Counter, Gauge, gauge, metric_group};
+
+use super::line::Exceeded;
 
 /// Every kind of buffered bytes.
 const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];

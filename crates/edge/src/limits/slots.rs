@@ -9,19 +9,14 @@
 //! - Scans of memory pass their slots on after a number of entries ([`Slot::renew`]): a client's scans cost others by their
 //!   entries, not by their number.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{HashMap, hash_map::Entry};
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
-use super::bytes::ClientAccount;
-use super::line::{Line, Owner};
-use super::metrics::SlotMetrics;
-use super::wait::{Deadline, Exceeded};
+use super::line::{Deadline, Exceeded, Line, Owner};
+use super::{bytes::ClientAccount, metrics::SlotMetrics};
 
 /// Of the slots that its clients keep, each gets its part by this divisor however many others have.
 const CLIENT_DIVISOR: usize = 8;

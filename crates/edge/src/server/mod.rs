@@ -3,16 +3,13 @@
 //! | file | subject |
 //! |---|---|
 //! | `flags` | flags of the listening sockets |
-//! | `listener` | binds and accepts |
-//! | `unix` | socket files |
-//! | `connections` | bounds on all connections and on those of one address |
+//! | `listener` | binds and accepts; socket files |
+//! | `connections` | bounds on all connections and on those of one address; their receive windows, from one budget |
 //! | `handshakes` | bound on TLS handshakes in progress |
-//! | `windows` | receive windows of connections, from one budget |
-//! | `serve` | serves HTTP/2 and HTTP/1 |
+//! | `serve` | serves HTTP/2 and HTTP/1; counters of closed connections |
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
 //! | `pace` | a connection's turns among all others, and the delays that its calls cause |
-//! | `metrics` | counters of closed connections |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
 //! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits`, `telemetry`
@@ -26,16 +23,12 @@ mod flags;
 pub mod fuzzing;
 mod handshakes;
 mod listener;
-mod metrics;
 mod pace;
 mod preface;
 mod serve;
-mod unix;
-mod windows;
 
 pub use connections::{ConnectionBudgets, ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;
 pub use flags::{Control, ListenConfig};
 pub use listener::Listener;
-pub use metrics::ConnectionMetrics;
-pub use serve::ServeConfig;
+pub use serve::{ConnectionMetrics, ServeConfig};

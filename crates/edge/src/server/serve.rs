@@ -1,35 +1,26 @@
-//! Connections of clients: HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one port, as etcd has it.
+//! Connections of clients: HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one port, as etcd has it; their metrics.
 
-use std::future::Future;
-use std::io;
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{future::Future, io, net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
-use hyper::rt::Executor;
-use hyper::service::service_fn;
+use hyper::{rt::Executor, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rangecache_base::net::{Plain, Stream, Transport};
+use rangecache_base::telemetry::metrics::{Counter, metric_group};
+use rangecache_base::{panics::restarting, telemetry::clients::ClientName, wake_gated::wake_gated};
 use tokio::sync::OwnedSemaphorePermit;
-use tokio_util::either::Either;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
 
 use super::connections::{Connections, Open, Unused};
 use super::listener::{Listener, PING_TIMEOUT};
-use super::metrics::ConnectionMetrics;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
 use crate::limits::{HeldBytes, Intake};
 use crate::tls::{Acceptor, client_common_name};
 use crate::write_batching::{Room, batch_responses, write_buffer};
-use rangecache_base::net::{Plain, Stream, Transport};
-use rangecache_base::panics::restarting;
-use rangecache_base::telemetry::clients::ClientName;
-use rangecache_base::wake_gated::wake_gated;
 
 /// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
 const SEND_BUFFER_BYTES: usize = 256 << 10;
@@ -347,6 +338,32 @@ fn server(config: &ServeConfig) -> auto::Builder<TrackedExecutor> {
         .header_read_timeout(HEAD_TIMEOUT)
         .keep_alive(true);
     server
+}
+
+metric_group! {
+    /// Closed connections of clients.
+    pub struct ConnectionMetrics {
+        /// Connections closed because of their client's behaviour, by `listener` (`clients`, `metrics`) and
+        /// `reason`: `address`, `flood`, `handshake`, `replaced`, `silent`
+        ///
+        /// `address`: `--max-connections-per-address`; `flood`: control frames, or a header list in parts;
+        /// `handshake`: too many are not complete; `replaced`: the oldest of the metrics listener, for a new
+        /// one or for pages that are not read, or the oldest client that has sent no request, for a new one;
+        /// `silent`: no first bytes
+        ///
+        /// Useful when: any increase: a client leaks connections or is hostile
+        closed[listener, reason]: Counter = "rangecache_client_connections_closed_total", from_zero = [
+            ("clients", "address"), ("clients", "flood"), ("clients", "handshake"), ("clients", "replaced"),
+            ("clients", "silent"), ("metrics", "flood"), ("metrics", "replaced"), ("metrics", "silent"),
+        ];
+    }
+}
+
+impl ConnectionMetrics {
+    /// Counts a connection of `listener` that was closed because of its client's behaviour.
+    pub fn record_closed(&self, listener: &'static str, reason: &'static str) {
+        self.closed.of((listener, reason)).inc();
+    }
 }
 
 #[cfg(any(test, fuzzing, feature = "testing"))]

@@ -4,37 +4,25 @@
 //! Sessions are resumed by tickets. A resumed session has no certificate in its handshake: the one of the ticket is
 //! verified again, by the same rules as in a full handshake.
 
-use std::fmt;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{fmt, io, pin::Pin, sync::Arc, time::Duration};
 
-use rustls::crypto::CryptoProvider;
-use rustls::crypto::aws_lc_rs::Ticketer;
+use rangecache_base::net::{Plain, Stream, Url};
+use rangecache_base::telemetry::{Metrics, metrics::Counted};
+use rustls::crypto::{CryptoProvider, aws_lc_rs::Ticketer};
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor as ClientHello, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{HandshakeKind, ServerConfig, ServerConnection};
+use rustls::{HandshakeKind, ServerConfig, ServerConnection, server::danger::ClientCertVerifier};
 use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::server::StartHandshake;
-use tokio_util::either::Either;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
 
-use super::crypto::{H2, HTTP_1_1, provider, versions};
-use super::facts;
+use super::crypto::{AllowedNames, H2, HTTP_1_1, provider, versions};
 use super::files::{FileError, Files};
-use super::flags::TlsConfig;
-use super::metrics::TlsMetrics;
-use super::verifiers::AllowedNames;
-use super::watched::{LoadedFiles, Watched};
-use rangecache_base::net::{Plain, Stream, Url};
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::metrics::Counted;
+use super::watched::{LoadedFiles, TlsMetrics, Watched};
+use super::{facts, flags::TlsConfig};
 
 /// First byte of every TLS connection: the type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
@@ -345,14 +333,12 @@ fn client_verifier(
 
 #[cfg(test)]
 mod tests {
-    use rustls::crypto::aws_lc_rs;
-    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+    use rangecache_base::net;
+    use rustls::{ClientConfig, ClientConnection, RootCertStore, crypto::aws_lc_rs};
     use tokio::io::AsyncReadExt as _;
     use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-    use super::super::tests::acceptor;
-    use super::*;
-    use rangecache_base::net;
+    use super::{super::tests::acceptor, *};
 
     /// First message of a client.
     fn hello() -> Vec<u8> {

@@ -1,33 +1,23 @@
 //! Connections to etcd, with TLS for `https://` and `unixs://`.
 
-use std::fmt;
-use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::{fmt, io, time::Duration};
 
-use rustls::client::WebPkiServerVerifier;
-use rustls::client::danger::ServerCertVerifier;
+use rangecache_base::net::{self, Plain, SILENCE_TIMEOUT, Stream, Url};
+use rangecache_base::telemetry::{Metrics, clients::ClientName};
+use rustls::client::{WebPkiServerVerifier, danger::ServerCertVerifier};
 use rustls::pki_types::{ServerName, UnixTime};
-use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, ClientConnection, HandshakeKind};
-use tokio::io::AsyncBufReadExt;
-use tokio::sync::watch;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_util::either::Either;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use rustls::{ClientConfig, ClientConnection, HandshakeKind, sign::SingleCertAndKey};
+use tokio::{io::AsyncBufReadExt, sync::watch};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::{either::Either, sync::CancellationToken, task::TaskTracker};
 
-use super::crypto::{H2, HTTP_1_1, provider, versions};
+use super::crypto::{H2, HTTP_1_1, NoVerification, provider, versions};
 use super::explain::{self, TlsFilePaths};
 use super::facts::{self, CertificateFacts};
 use super::files::{FileError, Files, system_authorities};
 use super::flags::TlsConfig;
-use super::verifiers::NoVerification;
 use super::watched::{LoadedFiles, Watched};
-use rangecache_base::net::{self, Plain, SILENCE_TIMEOUT, Stream, Url};
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::clients::ClientName;
 
 /// Time to wait for the first bytes of a server, which may send only after the client does.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(100);
@@ -353,16 +343,12 @@ async fn first_bytes(stream: &mut TlsStream<Plain>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use rustls::ServerConfig;
-    use rustls::crypto::aws_lc_rs;
-    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, crypto::aws_lc_rs, pki_types::PrivatePkcs8KeyDer};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::UnixStream;
-    use tokio_rustls::TlsAcceptor;
-    use tokio_rustls::server::TlsStream as ServerStream;
+    use tokio_rustls::{TlsAcceptor, server::TlsStream as ServerStream};
 
-    use super::super::tests::connector;
-    use super::*;
+    use super::{super::tests::connector, *};
 
     /// Result of a connection over HTTP/2 to a server that selects one of `protocols`, and then does what `serve` says.
     async fn connect(

@@ -9,10 +9,9 @@
 //! | `connector` | connections to etcd |
 //! | `collector` | connections to a collector of traces |
 //! | `acceptor` | handshakes with clients, bounded in time and number |
-//! | `verifiers` | verification of certificates beyond rustls' own |
-//! | `crypto` | protocol versions, cipher suites, ALPN |
+//! | `crypto` | protocol versions, cipher suites, ALPN, verification of certificates beyond rustls' own |
 //! | `files`, `facts` | contents of certificate files, and errors in them |
-//! | `watched` | files that are replaced while rangecache runs |
+//! | `watched` | files that are replaced while rangecache runs; metrics |
 //! | `explain` | error messages for failed handshakes: endpoint, flag, remedy |
 //!
 //! Uses `net` and `telemetry`.
@@ -25,10 +24,8 @@ mod explain;
 mod facts;
 mod files;
 mod flags;
-mod metrics;
 #[cfg(test)]
 mod tests;
-mod verifiers;
 mod watched;
 
 pub use acceptor::Acceptor;
@@ -37,4 +34,4 @@ pub use connector::{Connector, NamedConnection, Protocol};
 pub use facts::{CertificateFacts, client_common_name};
 pub use files::{FileError, look_at_file, warn_of_secret_open_to_others};
 pub use flags::{TlsConfig, TlsFlagError, TlsVersion};
-pub use metrics::TlsMetrics;
+pub use watched::TlsMetrics;

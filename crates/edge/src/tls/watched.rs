@@ -1,18 +1,15 @@
 //! Files that are replaced while rangecache runs: certificates are short-lived, and must not need a restart.
+//! Metrics of TLS: handshakes with clients, and the files of both sides.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use rangecache_base::telemetry::metrics::{Counter, Gauge, metric_group};
+use rangecache_base::{telemetry::Metrics, unix_time};
+use tokio::{sync::watch, time::MissedTickBehavior};
 
 use super::files::{FileError, Files};
-use super::metrics::TlsMetrics;
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::unix_time;
 
 /// A value built from files, with the times at which they expire.
 pub(super) struct LoadedFiles<T> {
@@ -137,5 +134,57 @@ impl<T: Send + Sync + 'static> Watched<T> {
                 );
             }
         }
+    }
+}
+
+metric_group! {
+    /// Handshakes with clients, and certificate files. `side` is `clients` or `etcd`.
+    pub struct TlsMetrics {
+        /// TLS handshakes of clients in progress or waiting, of clients that have sent nothing, too
+        ///
+        /// Useful when: it stays high: clients connect and stop, or more connect than `--tls-max-handshakes`
+        /// are computed
+        pub handshaking: Gauge = "rangecache_tls_handshaking";
+        /// TLS handshakes with clients by `result`
+        ///
+        /// Useful when: clients cannot connect
+        handshakes[result]: Counter = "rangecache_tls_handshakes_total", from_zero = ["ok", "refused", "timed_out"];
+        /// When the first certificate or CA of a file expires, or its revocation list is due, by `side` and
+        /// `file`, in seconds since 1970
+        ///
+        /// Useful when: less than some weeks are left
+        not_after_seconds[side, file]: Gauge = "rangecache_tls_not_after_timestamp_seconds";
+        /// Reloads of replaced TLS files by `side` and `result`
+        ///
+        /// Useful when: `failed` grows
+        reloads[side, result]: Counter = "rangecache_tls_reloads_total",
+            from_zero = [("clients", "ok"), ("clients", "failed"), ("etcd", "ok"), ("etcd", "failed")];
+        /// Expiry of each file by side and flag, in seconds since 1970.
+        files: Mutex<BTreeMap<(&'static str, &'static str), i64>>;
+    }
+}
+
+impl TlsMetrics {
+    /// Counts a client's handshake.
+    pub fn record_handshake(&self, result: &'static str) {
+        self.handshakes.of(result).inc();
+    }
+
+    /// Counts a reload of the files of `side`.
+    pub fn record_reload(&self, side: &'static str, result: &'static str) {
+        self.reloads.of((side, result)).inc();
+    }
+
+    /// Sets the expiry of a file, in seconds since 1970.
+    pub fn set_not_after(&self, side: &'static str, file: &'static str, seconds: i64) {
+        self.not_after_seconds.of((side, file)).set(seconds);
+        self.files.lock().insert((side, file), seconds);
+    }
+
+    /// Expiry of each file by side and flag, in seconds since 1970.
+    #[must_use]
+    pub fn not_after(&self) -> Vec<((&'static str, &'static str), i64)> {
+        let files = self.files.lock();
+        files.iter().map(|(file, seconds)| (*file, *seconds)).collect()
     }
 }

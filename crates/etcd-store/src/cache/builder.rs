@@ -1,23 +1,17 @@
 //! Construction of a tree from key-values in key order, while they arrive: leaves are full and built once, and small
 //! entries are copied once, from the message that brought them into their block.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
-use super::{
-    arrived::Arrived,
-    entry::{Entry, MalformedKeyValue},
-    gather::fill,
-    leaf::{LEAF_MAX, LEAF_MIN, Leaf},
-    ledger::Ledger,
-    node::{Body, INNER_MAX, Node, Slot, Summary},
-    repack::Repacking,
-    separator::{Separators, separator_between},
-    stored::{MemoryError, StoredEntry},
-    tree::Tree,
-};
+use super::entry::{Entry, MalformedKeyValue};
+use super::gather::{Arrived, fill};
+use super::leaf::{LEAF_MAX, LEAF_MIN, Leaf};
+use super::node::{Body, INNER_MAX, Node, Slot, Summary};
+use super::separator::{Separators, separator_between};
+use super::stored::{MemoryError, StoredEntry};
+use super::{ledger::Ledger, repack::Repacking, tree::Tree};
 use crate::keyspace::{figure_prefix, prefix_end};
 
 /// Leaves that are packed later with each one that arrives.

@@ -3,12 +3,11 @@
 use std::{borrow::Cow, cmp::Ordering, fmt, ops::Range, sync::Arc};
 
 use bytes::Bytes;
-
-use super::block::{self, Block, ENTRY_MAX_BYTES};
-use super::memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within};
 use etcd_wire::protobuf::{
     LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint, varint_len,
 };
+
+use super::memory::{self, ARC_HEADER_BYTES, Block, ENTRY_MAX_BYTES, class_bytes, class_bytes_within};
 
 /// The tag of the field `kvs` (2, length-delimited) of a RangeResponse.
 const KVS_TAG: u8 = 0x12;
@@ -284,7 +283,7 @@ impl Entry {
     /// Memory that the entry takes in a tree which was loaded with others of its size, the tree's nodes not included, in bytes.
     pub fn loaded_bytes(&self) -> u64 {
         match self.encoded_len() {
-            length if length < ENTRY_MAX_BYTES => block::share_bytes(length),
+            length if length < ENTRY_MAX_BYTES => memory::share_bytes(length),
             _ => self.memory_bytes(),
         }
     }

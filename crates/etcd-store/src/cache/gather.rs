@@ -1,12 +1,12 @@
-//! Gathering: the small entries of a leaf are moved into blocks.
+//! Key-values of a load, and gathering: the small entries of a leaf are moved into blocks.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
-use super::arrived::Arrived;
-use super::block::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES};
-use super::entry::{Entry, Pieces, put_kvs_head};
+use bytes::Bytes;
+
+use super::entry::{self, Entry, KeyHead, MalformedKeyValue, Pieces, put_kvs_head};
 use super::ledger::Ledger;
-use super::memory::class_bytes;
+use super::memory::{BLOCK_HEADER_BYTES, BLOCK_MAX_BYTES, Block, ENTRY_MAX_BYTES, class_bytes};
 use super::stored::{EntryReader, StoredEntry, without_values};
 
 /// Copies key-values into the blocks of a new leaf, or, if they are large, on their own. Returns the memory of the blocks
@@ -178,12 +178,40 @@ fn exchange(stored: &mut StoredEntry, entry: impl Into<StoredEntry>, ledger: &mu
     ledger.add(stored);
 }
 
+/// The body of a KeyValue message that was checked.
+#[derive(Clone)]
+pub(super) struct Arrived {
+    pub(super) key_value: Bytes,
+    /// Range of its value; empty without one.
+    value: Range<usize>,
+}
+
+impl Arrived {
+    /// Checks the body of a KeyValue message.
+    pub(super) fn checked(key_value: Bytes) -> Result<Arrived, MalformedKeyValue> {
+        let value = entry::check(&key_value)?;
+        Ok(Arrived { key_value, value })
+    }
+
+    /// The entry in an allocation of its own.
+    pub(super) fn alone(&self) -> Entry {
+        Entry::alone(&self.key_value, self.value.clone())
+    }
+
+    /// Length of the field `kvs` with it, in bytes.
+    pub(super) fn encoded_len(&self) -> usize {
+        entry::field_len(self.key_value.len())
+    }
+
+    pub(super) fn key(&self) -> &[u8] {
+        KeyHead::key_of(&self.key_value)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::memory::ARC_HEADER_BYTES;
-    use crate::cache::stored::pack;
-    use crate::cache::testing::KeyValue;
+    use crate::cache::{memory::ARC_HEADER_BYTES, stored::pack, testing::KeyValue};
 
     /// Entries `00`, `01` and so on, with values of these sizes.
     fn entries(sizes: &[usize]) -> Vec<StoredEntry> {

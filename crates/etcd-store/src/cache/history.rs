@@ -5,19 +5,12 @@
 //! the events up to it applied ([`Rebuild`]). A checkpoint costs the nodes that changed since, not the keys that
 //! exist: it shares all other nodes with the current tree.
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    time::Duration,
-};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
-use super::{
-    entry::Entry,
-    event_log::{Batch, Change, EventLog},
-    missed::Missed,
-    repack::{Repacked, Replacements},
-    stored::MemoryError,
-    tree::Tree,
-};
+use super::event_log::{Batch, Change, EventLog, Missed};
+use super::repack::{Repacked, Replacements};
+use super::{entry::Entry, stored::MemoryError, tree::Tree};
 
 /// etcd's revision before the first write: it has no event.
 const EMPTY_REVISION: i64 = 1;

@@ -6,15 +6,10 @@
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{
-    block::BLOCK_MAX_ENTRIES,
-    entry::Entry,
-    gather::{gather, unpack_rests},
-    ledger::Ledger,
-    memory::class_bytes,
-    separator::separator_between,
-    stored::{MemoryError, StoredEntry, are_only_here, pack, unpack, without_values},
-};
+use super::gather::{gather, unpack_rests};
+use super::memory::{BLOCK_MAX_ENTRIES, class_bytes};
+use super::stored::{MemoryError, StoredEntry, are_only_here, pack, unpack, without_values};
+use super::{entry::Entry, ledger::Ledger, separator::separator_between};
 
 /// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
 /// bit set.
@@ -407,8 +402,7 @@ fn mark_of(key: &[u8]) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::ledger::TreeMemory;
-    use crate::cache::testing::KeyValue;
+    use crate::cache::{ledger::TreeMemory, testing::KeyValue};
 
     #[test]
     fn similar_keys_have_different_marks() {

@@ -8,21 +8,20 @@
 //! |---|---|
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
 //! | `stored` | an entry as a leaf keeps it: plain, or in a packed block, with its value or without |
-//! | `block`, `gather` | small entries of a leaf in one allocation |
+//! | `gather` | key-values of a load, and small entries of a leaf in one allocation |
 //! | `packed` | entries of a leaf, compressed together, or without values |
 //! | `repack` | leaves of a tree in use, packed, unpacked, without values and with them again |
 //! | `ledger` | memory of a tree, as modifications count it |
 //! | `tree`, `node`, `leaf`, `separator` | the persistent B+tree in key order, with counts and sizes |
-//! | `builder`, `arrived` | a tree that is being loaded |
-//! | `event_log` | the events of the window, found by revision |
-//! | `missed` | keys of events that the log has dropped before its follower took them |
+//! | `builder` | a tree that is being loaded |
+//! | `event_log` | the events of the window, found by revision, and those that a follower has missed |
 //! | `history` | the current tree, and the state at any revision of the window |
 //! | `interval_tree` | which of the intervals that watchers name contain a key |
 //! | `query`, `select`, `selection` | a RangeRequest, and the entries that etcd would return for it |
 //! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
 //! | `json` | the same response as text of etcd's JSON gateway |
 //! | `chunks` | the same response as the chunks of a RangeStream |
-//! | `memory` | the size of an allocation, rounding included |
+//! | `memory` | allocations: sizes, rounding included, and blocks of small entries |
 //!
 //! `fuzzing`, `testing` and the files named `model` are compiled for tests and fuzz targets only.
 //!
@@ -37,8 +36,6 @@
 )]
 
 mod answer;
-mod arrived;
-mod block;
 mod builder;
 mod chunks;
 mod entry;
@@ -53,7 +50,6 @@ mod json;
 mod leaf;
 mod ledger;
 mod memory;
-mod missed;
 mod node;
 mod packed;
 mod query;
@@ -72,12 +68,11 @@ pub use builder::{Packing, TreeBuilder};
 pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use event::{WatchEvent, WatchFields, fragments};
-pub use event_log::{Batch, Change, ChangeKind, EventLog};
+pub use event_log::{Batch, Change, ChangeKind, EventLog, Missed, MissedEvent};
 pub use history::{Applied, AtError, HistoryLimits, NotApplied, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
 pub use json::{JsonAnswer, JsonFields};
 pub use ledger::TreeMemory;
-pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,

@@ -6,12 +6,11 @@
 //! with etcd's, and are recognized when they are read again.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::LazyLock;
-use std::{fmt, ops::Range, sync::Arc};
+use std::sync::{Arc, LazyLock};
+use std::{fmt, ops::Range};
 
-use super::block::Block;
 use super::entry::Entry;
-use super::memory::{ARC_HEADER_BYTES, class_bytes};
+use super::memory::{ARC_HEADER_BYTES, Block, class_bytes};
 
 /// Most of its entries' memory, in percent, that a packed block may take. Otherwise they stay plain.
 const WORTHWHILE_PERCENT: usize = 80;

@@ -7,8 +7,7 @@ use std::{io::IoSlice, ops::Range, sync::Arc};
 
 use bytes::{Buf, Bytes};
 
-use super::block::Block;
-use super::entry::Entry;
+use super::{entry::Entry, memory::Block};
 
 /// Size in bytes below which entries are copied. Chosen by measurement (`benches/micro.rs`).
 pub(super) const COPY_BELOW_BYTES: usize = 1 << 10;

@@ -5,8 +5,8 @@
 
 use std::{fmt, sync::Arc};
 
-use super::block::{Block, ENTRY_MAX_BYTES};
 use super::entry::{Entry, KeyHead, write_keys_only};
+use super::memory::{Block, ENTRY_MAX_BYTES};
 use super::packed::{BlockValues, PackedBlock, digest};
 
 const CACHE_LINE_BYTES: usize = 64;

@@ -2,8 +2,7 @@
 
 use bytes::Bytes;
 
-use super::interval::Interval;
-use super::key::prefix_end;
+use super::{Interval, prefix_end};
 
 /// Keys from `start`, inclusive, to `end`, exclusive; without `end`, every key from `start` on. Scopes with the same keys are
 /// equal, whatever their names.

@@ -1,11 +1,9 @@
 //! Heads of requests: the memory that they take, and copies that outlive their request.
 
 use http::header::{CONTENT_TYPE, HeaderMap, TE};
-use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, Uri};
+use http::{HeaderName, HeaderValue, Request, Uri, request::Parts};
 
-use super::fields::{CREDENTIALS, HeadFields, INSTANCE};
-use super::metadata::remove_own_metadata;
+use super::metadata::{CREDENTIALS, HeadFields, INSTANCE, remove_own_metadata};
 
 /// Header fields of a call; one with more is refused. Each takes some memory, however short it is, and HPACK sends it in
 /// one byte.
@@ -84,9 +82,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::grpc::WATCH;
-    use crate::grpc::fields::FIELD_BYTES;
-    use crate::grpc::method::RANGE;
+    use crate::grpc::{WATCH, metadata::FIELD_BYTES, method::RANGE};
 
     #[test]
     fn kept_head_has_the_metadata_for_etcd_in_memory_of_its_own() {

@@ -3,32 +3,23 @@
 //!
 //! This room imports `protobuf` only (generated messages excepted). `server`, `upstream` and `proxy` use it.
 
-mod bounds;
-mod event_scan;
-pub mod fields;
 pub mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
 pub mod head;
-mod header_scan;
 pub mod hub;
-mod json_scan;
 pub mod metadata;
 pub mod method;
 mod range_scan;
+mod scan;
 pub mod status;
-mod written;
 
-pub use bounds::{InvalidBounds, ReadBounds};
-pub use event_scan::EventScanner;
-pub use header_scan::{HeaderScanner, Scanned};
 pub use hub::set_history;
-pub use json_scan::JsonHeaderScanner;
-pub use metadata::CallMetadata;
+pub use metadata::{CallMetadata, InvalidBounds, ReadBounds};
 pub use method::{
     HEALTH_CHECK, MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list,
     is_json_of, is_read_only,
 };
 pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
+pub use scan::{EventScanner, HeaderScanner, JsonHeaderScanner, Scanned, written};
 pub use status::Status;
-pub use written::written;

@@ -4,15 +4,13 @@
 
 use std::sync::Arc;
 
-use super::end::FeedEnd;
-use super::member::Feeding;
+use rangecache_upstream::{Connection, Lineage, Upstream};
+
+use super::member::{FeedEnd, Feeding};
 use super::opening::compare_history;
 use crate::lineage::{HistoryId, Position};
-use crate::load::LoadCause;
-use crate::set::MirrorSet;
-use crate::view::Mirror;
-use crate::watched::WatchedLoads;
-use rangecache_upstream::{Connection, Lineage, Upstream};
+use crate::set::{MirrorSet, WatchedLoads};
+use crate::{load::LoadCause, view::Mirror};
 
 /// Whether the member behind `connection` is of `history`: its events continue those of each mirror of `set`. A check on the
 /// connection has just shown `of_check`; if that is a member's, what is behind the connection now has to show itself.

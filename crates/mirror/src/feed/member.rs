@@ -1,13 +1,13 @@
-//! The member that feeds a mirror: its cluster, its history and its version.
+//! The member that feeds a mirror: its cluster, its history and its version, and the reasons for which its feed ends.
 
 use std::sync::Arc;
 
-use super::end::FeedEnd;
-use crate::lineage::{Before, Position};
-use crate::set::MirrorSet;
-use crate::view::{Epoch, Mirror, StaleEpoch};
 use etcd_wire::etcdserverpb::ResponseHeader;
 use rangecache_upstream::{Connection, Lineage, Upstream, gates};
+
+use crate::lineage::{Before, Position};
+use crate::view::{Epoch, Mirror, StaleEpoch};
+use crate::{load::LoadCause, set::MirrorSet};
 
 /// A mirror, and the connection to the member that feeds it.
 #[derive(Clone, Copy, Debug)]
@@ -84,5 +84,43 @@ impl Feeding<'_> {
             "the history behind the watch is not the mirror's",
         );
         FeedEnd::StaleEpoch
+    }
+}
+
+/// etcd's message to a watch with `hasleader` on a member without a leader.
+const NO_LEADER: &str = "etcdserver: no leader";
+
+/// End of a feed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FeedEnd {
+    /// Connection, stream or member lost: the next feed resumes where this one was.
+    #[error("{0}")]
+    Lost(String),
+    /// The watch's member has no leader; otherwise like [`FeedEnd::Lost`].
+    #[error("{NO_LEADER}")]
+    NoLeader,
+    /// The contents cannot be resumed and have to be loaded again.
+    #[error("{1}")]
+    Reload(LoadCause, String),
+    /// The mirror has outgrown its budget.
+    #[error("the mirror takes more memory than --cache-max-bytes allows")]
+    OverBudget,
+    /// The epoch ended: history was replaced, or the contents were dropped.
+    #[error("history was replaced")]
+    StaleEpoch,
+}
+
+impl From<StaleEpoch> for FeedEnd {
+    fn from(_: StaleEpoch) -> Self {
+        FeedEnd::StaleEpoch
+    }
+}
+
+impl From<tonic::Status> for FeedEnd {
+    fn from(status: tonic::Status) -> Self {
+        if status.message() == NO_LEADER {
+            return FeedEnd::NoLeader;
+        }
+        FeedEnd::Lost(format!("{} ({:?})", status.message(), status.code()))
     }
 }

@@ -3,44 +3,40 @@
 //! | file | subject |
 //! |---|---|
 //! | `opening` | creating the watch, and the evidence that it continues the mirror's history (I4) |
-//! | `member` | cluster, history and version of the member that feeds a mirror |
+//! | `member` | cluster, history and version of the member that feeds a mirror; how a feed ends |
 //! | `history_check` | whether a connection is of the known history (W10) |
-//! | `assemble` | whole revisions from watch responses (I3) |
-//! | `burst` | responses that are there together are applied together |
+//! | `assemble` | whole revisions from watch responses (I3); responses that are there together are applied together |
 //! | `replaced` | values that events replace and that memory does not hold |
 //! | `lag` | how long a mirror has been behind etcd |
-//! | `end` | how a feed ends |
 
 mod assemble;
-mod burst;
-mod end;
 mod history_check;
 mod lag;
 mod member;
 mod opening;
 mod replaced;
 
-#[cfg(any(test, fuzzing, feature = "testing"))]
-pub(super) use assemble::{Assembler, Step};
-pub(super) use end::FeedEnd;
-pub(super) use history_check::is_of_history;
-pub(super) use lag::Lag;
-pub(super) use member::Feeding;
-pub(super) use opening::Feed;
-pub use opening::RESPONSE_TIMEOUT;
-
 use std::time::Duration;
 
+use etcd_wire::etcdserverpb::WatchResponse;
 use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
-use super::load::LoadedBy;
-use super::memory::make_room;
-use burst::Burst;
-use etcd_wire::etcdserverpb::WatchResponse;
+use super::{load::LoadedBy, memory::make_room};
+use assemble::Burst;
 use history_check::others_continue;
 use lag::Lateness;
 use opening::{PROGRESS_PAUSE_FIRST, PROGRESS_PAUSE_LAST};
+
+pub(super) use history_check::is_of_history;
+pub(super) use lag::Lag;
+pub(super) use member::{FeedEnd, Feeding};
+pub(super) use opening::Feed;
+
+pub use opening::RESPONSE_TIMEOUT;
+
+#[cfg(any(test, fuzzing, feature = "testing"))]
+pub(super) use assemble::{Assembler, Step};
 
 /// Delay of the first progress request to a feed of the whole keyspace, which receives an event for every revision
 /// anyway.

@@ -1,30 +1,25 @@
 //! Opening of a feed: creates the watch, and finds evidence that it continues the mirror's history. A feed resumes *at* the newest events
 //! that it delivered, so that they are delivered again (the table in `lineage/judge.rs`).
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use etcd_store::cache::Tree;
+use etcd_wire::etcdserverpb::{
+    RangeRequest, ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
+use etcd_wire::etcdserverpb::{watch_client::WatchClient, watch_request::RequestUnion};
+use etcd_wire::grpc::metadata::FEED;
+use rangecache_base::faults::{self, Fault};
+use rangecache_upstream::{Connection, gates, header_request, is_compaction, is_future_revision, range};
 use tokio::sync::mpsc;
-use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
-use tonic::metadata::MetadataValue;
+use tonic::{codegen::tokio_stream::wrappers::ReceiverStream, metadata::MetadataValue};
 
-use super::assemble::{Assembler, Step};
-use super::burst::Burst;
-use super::end::FeedEnd;
-use super::member::{FeedMember, Feeding};
+use super::assemble::{Assembler, Burst, Step};
+use super::member::{FeedEnd, FeedMember, Feeding};
 use super::replaced;
 use crate::lineage::{Anchor, Before, EventComparison, Evidence, Keys, Verdict};
 use crate::load::{LoadCause, LoadedBy};
 use crate::view::Mirror;
-use etcd_store::cache::Tree;
-use etcd_wire::etcdserverpb::watch_client::WatchClient;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{
-    RangeRequest, ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
-};
-use etcd_wire::grpc::fields::FEED;
-use rangecache_base::faults::{self, Fault};
-use rangecache_upstream::{Connection, gates, header_request, is_compaction, is_future_revision, range};
 
 /// Timeout for creating a watch, for the events by which it is judged, and for a small read.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);

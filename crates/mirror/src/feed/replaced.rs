@@ -1,10 +1,10 @@
 //! Values that events replace and that memory does not hold: the feed asks etcd for them (`prev_kv`), for the watchers that do.
 //! etcd reads each as it sends the event. One that it has compacted by then is left out, as in a watch of its own.
 
-use super::end::FeedEnd;
-use super::member::Feeding;
 use etcd_store::cache::{Change, NotApplied};
 use rangecache_base::telemetry::Reason;
+
+use super::member::{FeedEnd, Feeding};
 
 /// Applies the events of whole revisions up to `revision`; `are_brought` if the feed asks for what they replace.
 ///

@@ -3,20 +3,17 @@
 //! Each piece is a frame: entries in key order, each with its length, compressed together with LZ4. The last frame has
 //! the number of keys and the newest events: a file without it was not finished.
 
-use std::fs::File;
 use std::io::{self, Read};
-use std::ops::ControlFlow;
+use std::{fs::File, ops::ControlFlow};
 
 use bytes::{Buf as _, Bytes};
-use prost::Message as _;
-
-use super::error::Useless;
-use super::frame::{END, ENTRIES, FrameWriter, Frames};
-use super::key::ImageKey;
-use crate::lineage::{Anchor, Fingerprint};
 use etcd_store::cache::{Change, ChangeKind, Entry, MalformedKeyValue, Tree, TreeBuilder};
 use etcd_store::keyspace::scope::Scope;
 use etcd_wire::etcdserverpb::Event;
+use prost::Message as _;
+
+use super::frame::{END, ENTRIES, FrameWriter, Frames, ImageKey, Useless};
+use crate::lineage::{Anchor, Fingerprint};
 
 /// Entries of a piece, in bytes; a larger entry is a piece of its own.
 const PIECE_BYTES: usize = 1 << 20;

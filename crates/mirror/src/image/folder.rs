@@ -1,17 +1,20 @@
-//! The folder of the images (`--image-dir`): its files, who may use it, and how much room it has.
+//! The folder of the images (`--image-dir`): its files, who may use it, how much room it has, and how they are written ([`Images`]).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
-use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::{fmt::Display, io};
 
+use etcd_store::keyspace::scope::{Scope, scopes};
 use parking_lot::Mutex;
+use rangecache_base::telemetry::metrics::gauge;
 use rustix::fs::{FlockOperation, OFlags, flock};
-use rustix::io::Errno;
-use rustix::process::geteuid;
+use rustix::{io::Errno, process::geteuid};
 
-use etcd_store::keyspace::scope::Scope;
+use super::frame::ImageKey;
+use crate::load::{Loaded, Source};
+use crate::{flags::MirrorConfig, view::Mirror};
 
 /// Part of a file system that images never take, in percent: the disk may be etcd's, too.
 const FREE_PERCENT: u64 = 10;
@@ -270,6 +273,98 @@ fn check_owner(metadata: &Metadata) -> Result<(), Foreign> {
     match (metadata.uid(), geteuid().as_raw()) {
         (owner, own) if owner == own => Ok(()),
         (owner, own) => Err(Foreign::Owner(owner, own)),
+    }
+}
+
+/// Place of images, and the way in which they are written.
+#[derive(Debug)]
+pub(crate) struct Images {
+    pub(super) folder: Folder,
+    pub(super) key: Option<ImageKey>,
+    /// `--image-max-bytes-per-second`
+    pub(super) max_bytes_per_second: u64,
+    /// Revisions of the images on the disk, by the names of their mirrors.
+    pub(super) revisions: Mutex<HashMap<String, i64>>,
+}
+
+/// A folder of images, or a key of them, that cannot be used.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{flag} {}: {error}", .path.display())]
+pub struct ImageError {
+    flag: &'static str,
+    path: PathBuf,
+    error: String,
+}
+
+impl ImageError {
+    fn new(flag: &'static str, path: &Path, error: &impl Display) -> ImageError {
+        ImageError {
+            flag,
+            path: path.to_path_buf(),
+            error: error.to_string(),
+        }
+    }
+
+    fn of_folder(path: &Path, error: &FolderError) -> ImageError {
+        ImageError::new("--image-dir", path, error)
+    }
+}
+
+/// Refuses a folder of images, and a key, that cannot be used.
+///
+/// # Errors
+/// [`ImageError`]
+pub fn check_images(flags: &MirrorConfig) -> Result<(), ImageError> {
+    let Some(path) = &flags.image_dir else {
+        return Ok(());
+    };
+    read_key(flags)?;
+    Folder::check(path).map_err(|error| ImageError::of_folder(path, &error))
+}
+
+fn read_key(flags: &MirrorConfig) -> Result<Option<ImageKey>, ImageError> {
+    let refused = |path, error| ImageError::new("--image-key-file", path, &error);
+    let path = flags.image_key_file.as_deref();
+    path.map(|path| ImageKey::read(path).map_err(|error| refused(path, error)))
+        .transpose()
+}
+
+impl Images {
+    /// Images as `flags` say, which [`check_images`] has accepted; `None` without `--image-dir`.
+    ///
+    /// # Errors
+    /// [`ImageError`]
+    pub(crate) fn open(flags: &MirrorConfig) -> Result<Option<Images>, ImageError> {
+        let Some(path) = &flags.image_dir else {
+            return Ok(None);
+        };
+        let scopes = scopes(&flags.cache_prefix, &flags.no_cache_prefix);
+        let folder = Folder::open(path, flags.image_max_bytes, &scopes);
+        Ok(Some(Images {
+            key: read_key(flags)?,
+            folder: folder.map_err(|error| ImageError::of_folder(path, &error))?,
+            max_bytes_per_second: flags.image_max_bytes_per_second,
+            revisions: Mutex::default(),
+        }))
+    }
+
+    /// Records that the image on the disk has what `mirror` starts with.
+    pub(crate) fn record_start(&self, mirror: &Mirror, loaded: &Loaded) {
+        if let Some(Source::Image {
+            revision,
+            bytes,
+            written,
+        }) = loaded.adopted.map(|adopted| adopted.source)
+            && revision == loaded.anchor.revision
+        {
+            mirror.metrics.image_bytes.set(gauge(bytes));
+            mirror.metrics.image_written.set(gauge(written));
+            self.revisions.lock().insert(mirror.name.clone(), revision);
+        }
+    }
+
+    pub(super) fn files(&self, scope: &Scope) -> ImageFiles {
+        self.folder.files(scope)
     }
 }
 

@@ -1,23 +1,17 @@
 //! The task that keeps the image of a mirror: writes it at an interval, and at the end of the process.
 
-use std::convert::Infallible;
-use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
+use rangecache_base::{panics::caught, telemetry::metrics::gauge, unix_time};
+use rangecache_upstream::Backoff;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::file::{Header, ImageWriter};
-use super::folder::ImageFiles;
-use super::images::Images;
+use super::folder::{ImageFiles, Images};
 use crate::lineage::{Anchor, ClusterState, Fingerprint};
 use crate::view::{Epoch, Mirror};
-use rangecache_base::panics::caught;
-use rangecache_base::telemetry::metrics::gauge;
-use rangecache_base::unix_time;
-use rangecache_upstream::Backoff;
 
 /// Interval at which an image is written: what has changed since is read from etcd after a crash.
 const INTERVAL: Duration = if cfg!(test) {
@@ -285,9 +279,10 @@ impl Keeper<'_> {
 
 #[cfg(test)]
 mod tests {
+    use rangecache_base::telemetry::Reason;
+
     use super::*;
     use crate::testing::{Bench, serve};
-    use rangecache_base::telemetry::Reason;
 
     #[tokio::test]
     async fn end_of_an_epoch_is_waited_for_once_also_without_the_lock() {

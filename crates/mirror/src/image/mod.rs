@@ -6,30 +6,25 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `images` | flags: where images are, and how they are written |
-//! | `folder` | files, permissions, the lock, room on the disk |
-//! | `frame` | frames with a checksum, or encrypted |
+//! | `folder` | [`Images`]: where images are, and how they are written; files, permissions, the lock, room on the disk |
+//! | `frame` | frames with a checksum, or encrypted, and the key; why an image is of no use |
 //! | `file` | what a file has |
 //! | `keep` | the task that writes an image |
 //! | `restore` | reads of images |
-//! | `key` | the key of encrypted images |
-//! | `error` | why an image is of no use |
 
-mod error;
 mod file;
 mod folder;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) mod fuzzing;
-mod images;
 mod keep;
-mod key;
 mod restore;
 
-pub(crate) use images::Images;
-pub use images::{ImageError, check_images};
+pub(crate) use folder::Images;
 pub(crate) use keep::keep;
 pub(crate) use restore::read;
+
+pub use folder::{ImageError, check_images};
 
 #[cfg(test)]
 mod tests;

@@ -5,16 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
+use etcd_store::{cache::TreeBuilder, keyspace::scope::Scope};
+use rangecache_base::blocking;
 use tokio::time::Instant;
 
-use super::error::Useless;
-use super::file::read_image;
-use super::folder::open_to_read;
-use super::images::Images;
+use super::folder::{Images, open_to_read};
+use super::{file::read_image, frame::Useless};
 use crate::load::{Have, Load, Source};
-use etcd_store::cache::TreeBuilder;
-use etcd_store::keyspace::scope::Scope;
-use rangecache_base::blocking;
 
 /// Interval at which the memory of what is being read is recorded.
 const RECORD_INTERVAL: Duration = Duration::from_millis(50);

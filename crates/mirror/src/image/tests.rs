@@ -1,27 +1,18 @@
 //! Images on a real disk: what is read is what was written, or nothing; and only what is of etcd's history is used.
 
-use std::fs;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
+use etcd_store::cache::{Change, Tree, TreeBuilder};
+use etcd_store::{cache::testing::KeyValue, keyspace::scope::Scope};
+use etcd_wire::etcdserverpb::RangeRequest;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::error::Useless;
 use super::file::{Header, ImageWriter};
-use super::restore::read_file;
-use super::*;
-use crate::lifecycle::start;
+use super::{frame::Useless, restore::read_file, *};
 use crate::lineage::{Anchor, Fingerprint};
-use crate::load::Have;
-use crate::mirrors::Mirrors;
 use crate::testing::{Bench, Etcd, SOON, live};
-use crate::view::Mirror;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, Tree, TreeBuilder};
-use etcd_store::keyspace::scope::Scope;
-use etcd_wire::etcdserverpb::RangeRequest;
+use crate::{lifecycle::start, load::Have, mirrors::Mirrors, view::Mirror};
 
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER_KEY: &str = "10112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";

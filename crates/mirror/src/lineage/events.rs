@@ -1,10 +1,11 @@
-//! Comparison of the events that a feed delivers again with those that the mirror holds. Pure, so that every order of responses can be
-//! tested.
+//! The newest events of a mirror, and comparison of the events that a resumed feed delivers again with them. Pure, so that every order
+//! of responses can be tested.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
+
+use etcd_store::cache::{Change, ChangeKind};
 
 use super::judge::{Anchor, Verdict};
-use etcd_store::cache::{Change, ChangeKind};
 
 /// The events that a feed delivers again, compared with what the mirror holds.
 #[derive(Debug)]
@@ -130,12 +131,80 @@ fn missing(ours: &Change, explanation: &'static str) -> Verdict {
     }
 }
 
+/// Events that are kept. One alone may be the same in two histories: the delete of the same key at the same revision.
+pub(super) const MAX_EVENTS: usize = 64;
+/// Bound on the memory of the events that are kept.
+pub(super) const MAX_BYTES: u64 = 1 << 20;
+
+/// The newest events of a mirror since its load: whole revisions, oldest first. What they replaced is not kept.
+#[derive(Debug, Default)]
+pub(crate) struct RecentEvents {
+    events: VecDeque<Change>,
+    bytes: u64,
+    /// Whether there were more events since the load than are kept.
+    is_full: bool,
+}
+
+impl RecentEvents {
+    /// The events of [`RecentEvents::to_vec`], and whether there were more.
+    pub(crate) fn restored(events: &[Change], is_full: bool) -> RecentEvents {
+        let mut recent = RecentEvents::default();
+        recent.push(events);
+        recent.is_full |= is_full;
+        recent
+    }
+
+    /// Adds the events of whole revisions, all of them above those that were added before.
+    pub(crate) fn push(&mut self, changes: &[Change]) {
+        let skipped = changes.len().saturating_sub(MAX_EVENTS);
+        let (skipped, added) = changes.split_at(skipped);
+        let divided = skipped.last().map(Change::revision);
+        if divided.is_some() {
+            *self = RecentEvents {
+                is_full: true,
+                ..RecentEvents::default()
+            };
+        }
+        for change in added.iter().filter(|change| Some(change.revision()) != divided) {
+            self.bytes += change.entry.memory_bytes();
+            self.events.push_back(Change {
+                kind: change.kind,
+                entry: change.entry.clone(),
+                replaced: None,
+            });
+        }
+        while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
+            self.drop_oldest_revision();
+            self.is_full = true;
+        }
+    }
+
+    /// Whether there were more events since the load than are kept, so that those prove as much as events can.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// The events, oldest first.
+    pub(crate) fn to_vec(&self) -> Vec<Change> {
+        self.events.iter().cloned().collect()
+    }
+
+    fn drop_oldest_revision(&mut self) {
+        let oldest = self.events.front().map(Change::revision);
+        while self.events.front().map(Change::revision) == oldest
+            && let Some(change) = self.events.pop_front()
+        {
+            self.bytes -= change.entry.memory_bytes();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use etcd_store::cache::{Tree, testing::KeyValue};
+
     use super::super::judge::{Evidence, MAX_REVISIONS_BACK};
     use super::*;
-    use etcd_store::cache::Tree;
-    use etcd_store::cache::testing::KeyValue;
 
     fn put(key: &str, revision: i64, value: &str) -> Change {
         Change::put(KeyValue::new(key, revision, value).entry())
@@ -339,5 +408,46 @@ mod tests {
             ..alone
         };
         assert_eq!(evidence(&far), [0; 0]);
+    }
+
+    fn put_k(revision: i64, value: &str) -> Change {
+        put("k", revision, value)
+    }
+
+    fn revisions(recent: &RecentEvents) -> Vec<i64> {
+        recent.to_vec().iter().map(Change::revision).collect()
+    }
+
+    #[test]
+    fn newest_whole_revisions_are_kept() {
+        let mut recent = RecentEvents::default();
+        recent.push(&[put_k(1, "a"), put_k(2, "a"), put_k(2, "b")]);
+        assert_eq!(revisions(&recent), [1, 2, 2]);
+        assert!(!recent.is_full());
+        let next: Vec<_> = (3..3 + MAX_EVENTS as i64 - 2).map(|n| put_k(n, "c")).collect();
+        recent.push(&next);
+        assert_eq!(revisions(&recent)[..2], [2, 2]);
+        recent.push(&[put_k(100, "d")]);
+        assert_eq!(revisions(&recent)[0], 3, "no revision is divided");
+        assert!(recent.is_full());
+        let many: Vec<_> = (0..MAX_EVENTS as i64 + 4)
+            .map(|n| put_k(200 + n / 3, "e"))
+            .collect();
+        recent.push(&many);
+        assert_eq!(
+            revisions(&recent)[0],
+            202,
+            "the first two revisions are not whole"
+        );
+    }
+
+    #[test]
+    fn bytes_are_bounded() {
+        let mut recent = RecentEvents::default();
+        let value = "v".repeat(400 << 10);
+        recent.push(&[put_k(1, &value), put_k(2, &value), put_k(3, &value)]);
+        assert_eq!(revisions(&recent), [2, 3]);
+        recent.push(&[put_k(4, &"v".repeat(2 << 20))]);
+        assert_eq!((revisions(&recent), recent.bytes), (Vec::new(), 0));
     }
 }

@@ -5,19 +5,16 @@
 //! revisions were written again has the same cluster, raft log and revision; it differs in the keys that it changed last.
 //! What lies below the oldest of [`NEWEST_KEYS`] is compared by number alone.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::{cmp::Reverse, collections::BinaryHeap, ops::ControlFlow, sync::Arc};
 
 use bytes::Bytes;
-use tokio::time::Instant;
-
-use super::recent_events::{MAX_BYTES, MAX_EVENTS};
 use etcd_store::cache::{StoredEntry, Tree};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
 use rangecache_base::blocking::compute;
 use rangecache_upstream::{Connection, is_future_revision, range};
+use tokio::time::Instant;
+
+use super::events::{MAX_BYTES, MAX_EVENTS};
 
 /// Keys that are compared, by mod_revision: as many as a feed delivers events again.
 const NEWEST_KEYS: usize = MAX_EVENTS;
@@ -164,10 +161,10 @@ fn oldest_of_newest(tree: &Tree) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use etcd_store::cache::testing::KeyValue;
     use prost::Message as _;
 
     use super::*;
-    use etcd_store::cache::testing::KeyValue;
 
     fn keys(keys: &[(String, i64, &str)]) -> Keys {
         let entries = keys

@@ -3,14 +3,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `judge` | what shows whether a history continues, and what that misses (I4) |
-//! | `known` | one history: its identity and revisions, and what an image keeps of them |
+//! | `known` | one history: its identity and revisions, what checks proved of them and when, and what an image keeps |
 //! | `cluster_state` | the current history, and the one function that replaces it (I4); revisions served (I11) |
 //! | `auth_state` | whether etcd's auth is on (I8) |
-//! | `proofs` | when checks were sent, and what they proved: the age of a view |
 //! | `position` | where a member is in etcd's history |
 //! | `compaction` | the revision of etcd's last compaction, as etcd reports it |
-//! | `recent_events` | the newest events of a mirror |
-//! | `events` | those, compared with what a feed delivers again |
+//! | `events` | the newest events of a mirror, compared with what a feed delivers again |
 //! | `keys` | the newest keys of a mirror or a load, compared where events cannot be had |
 
 mod auth_state;
@@ -21,16 +19,14 @@ mod judge;
 mod keys;
 mod known;
 mod position;
-mod proofs;
-mod recent_events;
 
 pub use auth_state::{Auth, AuthChange};
 pub use cluster_state::{ClusterState, Transition};
+pub use known::{Before, History, HistoryId};
+
 pub(super) use compaction::Compaction;
-pub(super) use events::EventComparison;
+pub(super) use events::{EventComparison, RecentEvents};
 pub(super) use judge::{Anchor, Evidence, Verdict};
 pub(super) use keys::Keys;
 pub(super) use known::Fingerprint;
-pub use known::{Before, History, HistoryId};
 pub(super) use position::Position;
-pub(super) use recent_events::RecentEvents;

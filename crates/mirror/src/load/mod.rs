@@ -12,7 +12,6 @@
 //! | `difference` | what differs, by keys and revisions |
 //! | `read` | the requests of a load |
 //! | `error` | causes and failures of loads |
-//! | `over_budget` | waiting until a mirror fits into memory again |
 
 mod adopt;
 mod begin;
@@ -21,7 +20,6 @@ mod error;
 mod gather;
 mod have;
 mod neighbour;
-pub(super) mod over_budget;
 mod read;
 
 pub(super) use begin::Load;

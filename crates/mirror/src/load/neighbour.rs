@@ -3,22 +3,18 @@
 
 use std::time::Duration;
 
+use etcd_wire::etcdserverpb::{RangeRequest, kv_client::KvClient};
+use etcd_wire::grpc::metadata::{EXPLAIN, OUTCOME};
+use rangecache_base::net::Url;
+use rangecache_upstream::{Channel, ConnectError, ReceiveWindow, Upstream};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::begin::Load;
-use super::error::LoadError;
 use super::gather::{build, push_all};
 use super::have::{Have, Source};
+use super::{begin::Load, error::LoadError};
 use crate::lineage::{Anchor, Fingerprint};
-use crate::set::MirrorSet;
-use crate::view::Mirror;
-use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::grpc::fields::EXPLAIN;
-use etcd_wire::grpc::metadata::OUTCOME;
-use rangecache_base::net::Url;
-use rangecache_upstream::{Channel, ConnectError, ReceiveWindow, Upstream};
+use crate::{set::MirrorSet, view::Mirror};
 
 /// Timeout for connecting to a neighbour and for the head of its response: the load from etcd waits meanwhile.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(1);

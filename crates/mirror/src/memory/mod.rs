@@ -11,26 +11,26 @@
 //! Values of whole prefixes are left out, first of the one whose values cost most per read. Counts, keys and absence are still known,
 //! and every watch is served; reads of the values are forwarded.
 //!
+//! A mirror whose keys alone do not fit is out of service, its reads are forwarded, and it waits until it may fit
+//! ([`until_it_may_fit`]).
+//!
 //! The work is done in small steps off the threads that serve, with pauses between them. What is made of leaves, and what that
 //! means for the history, is the matter of [`Tree::repack`](etcd_store::cache::Tree::repack).
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
-
-use super::flags::CachePack;
-use super::pace::pause_after;
-use super::set::MirrorSet;
-use super::view::{Epoch, Mirror, StaleEpoch, sizes};
 use etcd_store::cache::{Entry, MemoryError, NotHeld, Packing, Repacked, Repacking, Tree, TreeBuilder};
 use etcd_store::keyspace::{prefix_end, successor};
 use etcd_wire::etcdserverpb::RangeRequest;
-use rangecache_base::blocking::compute;
-use rangecache_base::panics::restarting;
-use rangecache_upstream::{Connection, ReceiveWindow, Upstream, range};
+use rangecache_base::{blocking::compute, panics::restarting};
+use rangecache_upstream::{
+    Connection, ConnectionClass, ReceiveWindow, Upstream, jittered, pause_after, range,
+};
+use tokio::time::Instant;
+
+use super::view::{Epoch, Mirror, StaleEpoch, sizes};
+use super::{flags::CachePack, set::MirrorSet};
 
 /// Time in which a value must be read or written so that it counts as in use. Between two looks at one mirror.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -363,6 +363,54 @@ pub(super) fn leave_out_all(set: &MirrorSet) {
             );
         }
     }
+}
+
+/// Pause between two counts, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
+const PAUSE_PROBES: u32 = 30;
+/// Number of counts after which the mirror is loaded anyway: values may have become smaller.
+const MAX_COUNTS: u32 = 20;
+/// Timeout for connecting for a count.
+const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
+/// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
+pub(crate) async fn until_it_may_fit(
+    set: &MirrorSet,
+    upstream: &Upstream,
+    probe_interval: Duration,
+    mirror: &Mirror,
+    epoch: Epoch,
+    mean_bytes: u64,
+) {
+    let waiting = async {
+        for _ in 0..MAX_COUNTS {
+            tokio::time::sleep(jittered(probe_interval * PAUSE_PROBES)).await;
+            if let Some(count) = count(upstream, mirror).await {
+                let needed = count.saturating_mul(mean_bytes);
+                if needed <= set.budget_of(mirror) / 10 * 9 {
+                    return;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = waiting => {}
+        () = mirror.epoch_ended(epoch) => {}
+    }
+}
+
+/// Number of etcd's keys in the mirror's scope; `None` without a response in time.
+async fn count(upstream: &Upstream, mirror: &Mirror) -> Option<u64> {
+    let deadline = Instant::now() + COUNT_TIMEOUT;
+    let connection = upstream.connection(ConnectionClass::Check, deadline).await.ok()?;
+    let request = RangeRequest {
+        key: mirror.scope.key(),
+        range_end: mirror.scope.range_end(),
+        serializable: true,
+        count_only: true,
+        ..RangeRequest::default()
+    };
+    u64::try_from(range(&connection, request).await.ok()?.count).ok()
 }
 
 #[cfg(test)]

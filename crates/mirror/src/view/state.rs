@@ -16,27 +16,23 @@ mod past;
 pub(super) mod service;
 mod waiting;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use etcd_store::cache::{Applied, AtError, Change, HistoryLimits, MemoryError, Store, Tree};
+use etcd_store::keyspace::scope::Scope;
 use parking_lot::Mutex;
+use rangecache_base::telemetry::{Reason, Telemetry, prefixes::PrefixCounters, state_changes::StateChanges};
+use rangecache_upstream::Lineage;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::ended::ReaderEnd;
 use super::held_views::{HeldView, HeldViews};
-use super::lineages::Lineages;
 use super::past_revisions::PastRevisions;
 use crate::lineage::{Anchor, ClusterState, History, HistoryId, RecentEvents};
 use crate::metrics::{MirrorMetrics, MirrorsMetrics, PrefixMetrics};
-use etcd_store::cache::{Applied, AtError, Change, HistoryLimits, MemoryError, Store, Tree};
-use etcd_store::keyspace::scope::Scope;
-use rangecache_base::telemetry::prefixes::PrefixCounters;
-use rangecache_base::telemetry::state_changes::StateChanges;
-use rangecache_base::telemetry::{Reason, Telemetry};
 
 /// Keys at one revision; immutable.
 #[derive(Clone, Debug)]
@@ -344,6 +340,54 @@ impl Mirror {
             .held_bytes
             .set(i64::try_from(bytes).unwrap_or(i64::MAX));
         bytes
+    }
+}
+
+/// Why a reader gets no more events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReaderEnd {
+    /// The mirror was dropped because etcd has compacted `compact_revision`, and is loaded again. Events up to the end
+    /// were taken before.
+    Compacted {
+        /// etcd's compaction revision.
+        compact_revision: i64,
+    },
+    /// The mirror was dropped for this reason, and its events are right. Events up to the end were taken before.
+    Dropped(Reason),
+    /// etcd's history was replaced, or the mirror differed from etcd. What was not taken must not be sent (W10).
+    Replaced {
+        /// Revision of etcd after that, at least 1.
+        revision: i64,
+    },
+    /// The log no longer reaches back to the reader's position.
+    Trimmed,
+    /// The mirror has had no feed for ten seconds, or has lost it before it reached the revision at which the watcher
+    /// joined, or nothing shows that etcd has its last event.
+    FeedLost,
+}
+
+/// Lineages that are kept: hubs are few, and each has another one after its restart.
+const MAX_LINEAGES: usize = 16;
+
+/// Lineages of one load's contents, the oldest first; of too many the newest.
+#[derive(Debug, Default)]
+pub(crate) struct Lineages(VecDeque<Lineage>);
+
+impl Lineages {
+    /// Adds one.
+    pub(crate) fn note(&mut self, lineage: Lineage) {
+        if self.contains(lineage) {
+            return;
+        }
+        if self.0.len() == MAX_LINEAGES {
+            self.0.pop_front();
+        }
+        self.0.push_back(lineage);
+    }
+
+    /// Whether `lineage` is one of them.
+    pub(crate) fn contains(&self, lineage: Lineage) -> bool {
+        self.0.contains(&lineage)
     }
 }
 

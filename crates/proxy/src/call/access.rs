@@ -1,22 +1,21 @@
-//! [`AccessCall`]: what the access log says about one call, collected on its way.
+//! [`CallHead`]: what the head of a request says about its call, read once. [`AccessCall`]: what the access log says about one call,
+//! collected on its way.
 //!
 //! Calls that are not logged have none. Keys are copied only if the operator logs them; values never are (I10).
 
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
-use tokio::time::Instant;
-
-use super::head::CallHead;
-use etcd_store::cache::RangeQuery;
-use etcd_store::keyspace::common_prefix;
-use etcd_wire::etcdserverpb::RangeRequest;
+use etcd_store::{cache::RangeQuery, keyspace::common_prefix};
 use etcd_wire::grpc::{EventScanner, HeaderScanner, Method, Scanned};
-use rangecache_base::telemetry::Outcome;
+use etcd_wire::{etcdserverpb::RangeRequest, grpc::metadata::HeadFields};
+use http::{Request, StatusCode, Version};
+use rangecache_base::net::Transport;
 use rangecache_base::telemetry::access_log::{AccessLog, LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};
 use rangecache_base::telemetry::clients::{ClientKind, ClientName, ClientStats};
 use rangecache_base::telemetry::trace::{TraceId, trace_id_of};
+use rangecache_base::telemetry::{Outcome, metrics::CallMethod, outcome::Kind};
+use tokio::time::Instant;
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;
@@ -216,17 +215,64 @@ impl Drop for AccessCall {
     }
 }
 
+/// Facts that decide about a call before its message is read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CallHead {
+    /// Method, by the path.
+    pub(crate) method: Method,
+    /// The request came by HTTP/2.
+    pub(crate) is_http2: bool,
+    /// The request came by TLS.
+    pub(crate) is_tls: bool,
+    /// Its header fields, read in one pass.
+    pub(crate) fields: HeadFields,
+    /// etcd's HTTP server answers it, not its gRPC server. With TLS, etcd serves `/health` and the JSON gateway over HTTP/2,
+    /// too. Without TLS, its HTTP/2 is gRPC only.
+    pub(crate) is_http: bool,
+    /// etcd's gRPC server finds the method: it takes a query for a part of the path.
+    pub(crate) is_grpc_call: bool,
+}
+
+impl CallHead {
+    /// Reads the head of `request`, which came by `transport`.
+    pub(crate) fn of<B>(request: &Request<B>, transport: Transport) -> CallHead {
+        let is_http2 = request.version() == Version::HTTP_2;
+        let fields = HeadFields::of(request.headers());
+        CallHead {
+            method: Method::from_path(request.uri().path()),
+            is_http2,
+            is_tls: transport.tls,
+            fields,
+            is_http: !is_http2 || (transport.tls && !fields.is_grpc()),
+            is_grpc_call: request.method() == http::Method::POST && request.uri().query().is_none(),
+        }
+    }
+
+    /// Method by which the call is counted; `None` if it is not gRPC.
+    pub(crate) fn counted(&self, path: &str) -> Option<CallMethod> {
+        (self.is_http2 && self.fields.is_grpc()).then(|| CallMethod::of_path(path))
+    }
+
+    /// Kind of read under which the call is counted; `None` if it is not a read.
+    pub(crate) fn read_kind(&self) -> Option<Kind> {
+        match self.method {
+            Method::Range => Some(Kind::Unary),
+            Method::RangeStream => Some(Kind::Stream),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
+    use etcd_wire::grpc::frame::framed;
+    use rangecache_base::telemetry::access_log::{AccessLogWriter, Destination};
+    use rangecache_base::{net::Transport, telemetry::Metrics};
     use tokio_util::sync::CancellationToken;
 
     use super::*;
     use crate::call::testing::telemetry;
-    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
-    use etcd_wire::grpc::frame::framed;
-    use rangecache_base::net::Transport;
-    use rangecache_base::telemetry::Metrics;
-    use rangecache_base::telemetry::access_log::{AccessLogWriter, Destination};
 
     const TRANSPORT: Transport = Transport {
         tls: false,

@@ -2,9 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `head` | what decides about a call before its message is read |
 //! | `record` | one record for each call, from its arrival to the last byte of its response; its end reports it |
-//! | `access` | the record in the access log |
+//! | `access` | what decides about a call before its message is read; the record in the access log |
 //! | `spans` | the record as spans of OpenTelemetry |
 //!
 //! A [`CallRecord`] is created when the head of the request has arrived, passed to the handler by `&mut`, and moved into the
@@ -12,12 +11,11 @@
 //! metrics of calls and clients, the slowest calls, the access log, and the trace.
 
 mod access;
-mod head;
 mod record;
 mod spans;
 #[cfg(test)]
 pub(super) mod testing;
 
-pub(super) use head::CallHead;
+pub(super) use access::CallHead;
 pub(super) use record::{CallRecord, Ended};
 pub(super) use spans::CreateSpans;

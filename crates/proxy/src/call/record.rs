@@ -2,34 +2,28 @@
 //!
 //! A fast read from memory is recorded without an allocation of its own.
 
-use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use std::{net::IpAddr, sync::Arc};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, HeaderValue, Request, Response};
-use tokio::time::Instant;
-
-use super::access::{AccessCall, logged_prefix};
-use super::head::CallHead;
-use super::spans::{CreateSpans, Trace};
-use crate::metrics::ProxyTelemetry;
 use etcd_store::cache::{RangeQuery, Rope};
 use etcd_wire::grpc::metadata::{AGE_MILLIS, OUTCOME};
 use etcd_wire::grpc::status::grpc_code;
 use etcd_wire::grpc::{Status, set_history};
-use rangecache_base::net::Url;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use rangecache_base::telemetry::calls::{Call, Revisions};
 use rangecache_base::telemetry::clients::{ClientCall, ClientName, ClientStats};
 use rangecache_base::telemetry::metrics::{Code, Source};
 use rangecache_base::telemetry::outcome::{Failure, Kind};
-use rangecache_base::telemetry::trace::SpanContext;
 use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_base::{net::Url, telemetry::trace::SpanContext};
 use rangecache_edge::limits::{Deadline, HeldBytes};
-use rangecache_mirror::Mirrors;
-use rangecache_mirror::freshness::Proof;
-use rangecache_mirror::lineage::HistoryId;
-use rangecache_mirror::view::Mirror;
+use rangecache_mirror::{Mirrors, freshness::Proof, lineage::HistoryId, view::Mirror};
+use tokio::time::Instant;
+
+use super::access::{AccessCall, CallHead, logged_prefix};
+use super::spans::{CreateSpans, Trace};
+use crate::metrics::ProxyTelemetry;
 
 /// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -591,9 +585,10 @@ impl Drop for CallRecord {
 
 #[cfg(test)]
 mod tests {
+    use rangecache_base::telemetry::outcome::Read;
+
     use super::super::testing::{record_in, telemetry};
     use super::*;
-    use rangecache_base::telemetry::outcome::Read;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
 

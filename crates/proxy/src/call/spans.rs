@@ -4,26 +4,22 @@
 //! (I10): a range is identified by the mirror's name, which consists of configured prefixes, and by the first two parts of its
 //! keys, and a path is named only if it is etcd's own.
 
-use std::net::IpAddr;
-use std::time::SystemTime;
+use std::{net::IpAddr, time::SystemTime};
 
 use bytes::Buf;
-use http::{HeaderMap, HeaderName, Request, StatusCode};
-use tokio::time::Instant;
-
-use super::access::logged_prefix;
-use super::head::CallHead;
 use etcd_store::cache::{RangeQuery, Rope};
-use etcd_wire::grpc::frame::PrefixReader;
-use etcd_wire::grpc::http_route;
+use etcd_wire::grpc::{frame::PrefixReader, http_route};
+use http::{HeaderMap, HeaderName, Request, StatusCode};
 use rangecache_base::net::Url;
-use rangecache_base::telemetry::calls::Revisions;
-use rangecache_base::telemetry::clients::ClientName;
 use rangecache_base::telemetry::trace::{
     Clock, Span, SpanContext, SpanExt as _, SpanKind, TRACEPARENT, TraceId, Tracer, child_context,
     status_code, traceparent,
 };
 use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_base::telemetry::{calls::Revisions, clients::ClientName};
+use tokio::time::Instant;
+
+use super::access::{CallHead, logged_prefix};
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;

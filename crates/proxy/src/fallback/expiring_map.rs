@@ -1,10 +1,10 @@
 //! Map whose entries expire, with an upper bound on their bytes. Entries can only be inserted and removed, not
-//! borrowed.
+//! borrowed. One of them has the requests whose responses did not fit the bytes for complete responses ([`TooLarge`]).
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::Hash;
-use std::time::Duration;
+use std::{hash::Hash, time::Duration};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -129,6 +129,33 @@ impl<K: Eq + Hash, V> MapState<K, V> {
         let entry = self.by_key.remove(&key)?;
         self.bytes -= entry.bytes;
         Some(entry)
+    }
+}
+
+/// Time until another attempt.
+const TTL: Duration = Duration::from_secs(60);
+/// Bound on the bytes of the requests.
+const MAX_BYTES: u64 = 256 << 10;
+
+/// Framed requests of lists that were too large.
+#[derive(Debug)]
+pub(super) struct TooLarge(ExpiringMap<Bytes, ()>);
+
+impl TooLarge {
+    pub(super) fn new() -> TooLarge {
+        TooLarge(ExpiringMap::new(TTL, MAX_BYTES))
+    }
+
+    pub(super) fn contains(&self, framed: &Bytes) -> bool {
+        self.0.contains(framed)
+    }
+
+    /// Adds a request.
+    pub(super) fn add(&self, framed: &Bytes) {
+        // A copy: `framed` may keep a larger buffer alive.
+        let copy = Bytes::copy_from_slice(framed);
+        let bytes = copy.len() as u64;
+        self.0.insert(copy, (), bytes);
     }
 }
 

@@ -7,18 +7,16 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | `page_series` | serves later pages of a list from one RangeStream, and stores the series in an `expiring_map` |
+//! | `page_series` | serves later pages of a list from one RangeStream |
 //! | `page_source` | splits the RangeStream into pages |
-//! | `page_header` | checks that etcd would still return a page |
-//! | `sharing` | determines which clients may share a response or a series |
+//! | `sharing` | determines which clients may share a response or a series, and whether etcd would still return a page |
 //! | `single_flight` | makes one call for identical reads; `shared_response` is its result |
 //! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
 //! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
-//! | `too_large` | remembers lists that are too large to be held complete |
+//! | `expiring_map` | series, and lists that are too large to be held complete, remembered for a while |
 //! | `reason` | reasons for not using a stream |
 
 mod expiring_map;
-mod page_header;
 mod page_series;
 mod page_source;
 mod reason;
@@ -26,15 +24,19 @@ mod shared_response;
 mod sharing;
 mod single_flight;
 mod stream_over_pages;
-mod too_large;
 mod unary_over_stream;
-
-pub(super) use page_series::PageAnswer;
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use etcd_store::cache::RangeQuery;
+use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
+use etcd_wire::grpc::{head::shared_head, metadata::grpc_content_type, method::RANGE};
 use http::request::Parts;
+use rangecache_base::telemetry::{Outcome, outcome::Failure};
+use rangecache_edge::limits::{ByteKind, BytesLedger, ClientAccount, Deadline, Gate, SlotPolicy, Slots};
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::{ConnectionClass, NoRangeStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -42,24 +44,16 @@ use super::flags::ForwardConfig;
 use super::forward::{Forward, RequestBody, outcome_of, status_of};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::metrics::ProxyMetrics;
-use etcd_store::cache::RangeQuery;
-use etcd_wire::grpc::head::shared_head;
-use etcd_wire::grpc::metadata::grpc_content_type;
-use etcd_wire::grpc::method::RANGE;
-use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
+use expiring_map::TooLarge;
 use page_series::{PageObserver, PageSeriesCache};
-use rangecache_base::telemetry::Outcome;
-use rangecache_base::telemetry::outcome::Failure;
-use rangecache_edge::limits::{ByteKind, BytesLedger, ClientAccount, Deadline, Gate, SlotPolicy, Slots};
-use rangecache_mirror::Mirrors;
-use rangecache_upstream::{ConnectionClass, NoRangeStream};
 use reason::StreamFallback;
 use shared_response::{NotShared, SharedResponse};
 use sharing::ShareScope;
 use single_flight::{CallRole, Leader, SingleFlight};
 use stream_over_pages::{PageCalls, PageError, Pager};
-use too_large::TooLarge;
 use unary_over_stream::{Converted, convert};
+
+pub(super) use page_series::PageAnswer;
 
 /// Identical lists that share no response have the slots of large reads (`--forward-max-large`) divided by this.
 const UNSHARED_DIVISOR: usize = 8;

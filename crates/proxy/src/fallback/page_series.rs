@@ -18,37 +18,28 @@
 //! - While etcd's auth is on, a series can be continued only with the credentials of the client that started it, and
 //!   etcd authorizes each page (I8).
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
-use http::HeaderMap;
-use http_body::Frame;
-use tokio::time::Instant;
-
-use super::expiring_map::ExpiringMap;
-use super::page_header::{List, check_list, page_header};
-use super::page_source::{CHUNK_TIMEOUT, PageSource};
-use super::reason::StreamFallback;
-use super::sharing::ShareScope;
-use super::unary_over_stream::stream_request;
-use crate::metrics::ProxyMetrics;
-use crate::response::Observer;
 use etcd_store::cache::{RangeQuery, ResponseHeader, Rope, Selection};
 use etcd_store::keyspace::successor;
-use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::grpc::head::shared_metadata;
-use etcd_wire::grpc::status::is_ok;
+use etcd_wire::etcdserverpb::{RangeRequest, kv_client::KvClient};
 use etcd_wire::grpc::{RangeResponseScanner, ResponseSummary};
+use etcd_wire::grpc::{head::shared_metadata, status::is_ok};
+use http::HeaderMap;
+use http_body::Frame;
 use rangecache_base::telemetry::metrics::gauge;
 use rangecache_edge::limits::{ByteKind, Gate, HeldBytes};
-use rangecache_mirror::Mirrors;
-use rangecache_mirror::freshness::authorize::Authorization;
 use rangecache_mirror::freshness::{Proof, Unproven};
-use rangecache_mirror::lineage::Before;
+use rangecache_mirror::{Mirrors, freshness::authorize::Authorization, lineage::Before};
 use rangecache_upstream::{MAX_MESSAGE_BYTES, ReceiveWindow, Upstream, gates};
+use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
+
+use super::page_source::{CHUNK_TIMEOUT, PageSource};
+use super::sharing::{List, ShareScope, check_list, page_header};
+use super::{expiring_map::ExpiringMap, reason::StreamFallback, unary_over_stream::stream_request};
+use crate::{metrics::ProxyMetrics, response::Observer};
 
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,22 +1,23 @@
-//! Body of a forwarded response, which passes through unchanged.
+//! Bodies of etcd's responses: those that pass through unchanged, and those that are read to their end, for callers that need all of it
+//! before they respond.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
-
-use super::shutdown::StopSignal;
-use crate::response::{BodySource, Polled};
 use etcd_store::cache::Rope;
 use etcd_wire::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::metrics::Source;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use rangecache_base::{net::Url, telemetry::metrics::Source};
 use rangecache_edge::limits::{Exceeded, HeldBytes};
 use rangecache_mirror::Unreadable;
 use rangecache_mirror::lineage::{ClusterState, History};
 use rangecache_upstream::{BoxError, InFlight, UpstreamBody, is_reset};
+
+use super::shutdown::StopSignal;
+use crate::response::{BodySource, Polled};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
 #[derive(Debug)]
@@ -232,5 +233,121 @@ fn record_scanned(
         }
         Scanned::Compressed => cluster_state.note_unreadable(Unreadable::Compressed),
         Scanned::Malformed => cluster_state.note_unreadable(malformed),
+    }
+}
+
+/// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
+#[derive(Debug)]
+pub(crate) struct ResponseReader<'a, B> {
+    body: B,
+    scanner: Option<HeaderScanner>,
+    cluster_state: &'a ClusterState,
+    /// etcd's history when the response began.
+    history: Arc<History>,
+    trailers: Option<HeaderMap>,
+}
+
+impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
+    /// Creates a reader of `body`, the response to a call of `method`.
+    pub(crate) fn new(body: B, method: Method, cluster_state: &'a ClusterState) -> ResponseReader<'a, B> {
+        ResponseReader {
+            body,
+            scanner: HeaderScanner::new(method),
+            cluster_state,
+            history: cluster_state.current(),
+            trailers: None,
+        }
+    }
+
+    /// Returns the next piece of data; `None` at the end of the body, after the trailers have been read.
+    ///
+    /// # Errors
+    /// Error of the body: the connection was lost, or etcd reset the stream.
+    pub(crate) async fn data(&mut self) -> Result<Option<Bytes>, B::Error> {
+        while let Some(frame) = self.body.frame().await.transpose()? {
+            match frame.into_data() {
+                Ok(data) => {
+                    if let Some(scanner) = &mut self.scanner {
+                        record_revisions(scanner, &data, self.cluster_state, &self.history);
+                    }
+                    return Ok(Some(data));
+                }
+                Err(frame) => self.trailers = frame.into_trailers().ok().or(self.trailers.take()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the trailers that have been read, if any.
+    pub(crate) fn into_trailers(self) -> Option<HeaderMap> {
+        self.trailers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
+    use etcd_wire::grpc::{frame::framed, status::ok_trailers};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    type Frames = Vec<Result<Frame<Bytes>, &'static str>>;
+
+    fn message(revision: i64) -> Bytes {
+        framed(&RangeResponse {
+            header: Some(ResponseHeader {
+                cluster_id: 1,
+                revision,
+                ..ResponseHeader::default()
+            }),
+            ..RangeResponse::default()
+        })
+    }
+
+    fn body(frames: Frames) -> impl Body<Data = Bytes, Error = &'static str> + Unpin {
+        StreamBody::new(futures_util::stream::iter(frames))
+    }
+
+    #[tokio::test]
+    async fn reader_returns_data_and_trailers_and_records_the_revision_at_once() {
+        let cluster_state = ClusterState::default();
+        let message = message(7);
+        let frames = vec![
+            Ok(Frame::data(message.slice(..3))),
+            Ok(Frame::data(message.slice(3..))),
+            Ok(Frame::trailers(ok_trailers())),
+        ];
+        let mut reader = ResponseReader::new(body(frames), Method::Range, &cluster_state);
+        assert_eq!(reader.data().await.unwrap().unwrap(), message.slice(..3));
+        assert_eq!(reader.data().await.unwrap().unwrap(), message.slice(3..));
+        assert_eq!(cluster_state.min_served_revision(), Some(7));
+        assert_eq!(reader.data().await, Ok(None));
+        assert_eq!(reader.into_trailers(), Some(ok_trailers()));
+    }
+
+    #[tokio::test]
+    async fn lost_connection_is_an_error() {
+        let cluster_state = ClusterState::default();
+        let frames = vec![Ok(Frame::data(message(7))), Err("lost")];
+        let mut reader = ResponseReader::new(body(frames), Method::Range, &cluster_state);
+        assert!(reader.data().await.unwrap().is_some());
+        assert_eq!(reader.data().await, Err("lost"));
+    }
+
+    #[tokio::test]
+    async fn response_without_trailers_returns_none() {
+        let cluster_state = ClusterState::default();
+        let mut reader = ResponseReader::new(
+            http_body_util::Empty::<Bytes>::new(),
+            Method::Range,
+            &cluster_state,
+        );
+        let ended: Result<_, Infallible> = reader.data().await;
+        assert_eq!(ended, Ok(None));
+        assert_eq!(reader.into_trailers(), None);
     }
 }

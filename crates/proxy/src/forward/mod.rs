@@ -5,8 +5,7 @@
 //! | `send` | chooses connections and retries |
 //! | `opening` | a new watch's slot, from its first message to etcd's response |
 //! | `error` | errors of calls to which etcd did not respond |
-//! | `body` | passes a response through, and records the revisions in it |
-//! | `collect` | reads a response to its end, for callers that need all of it |
+//! | `body` | passes a response through, or reads it to its end, and records the revisions in it |
 //! | `range_stream` | sends a RangeStream to an endpoint that implements it |
 //! | `side_effects` | forwards Compact, AuthEnable, AuthDisable and Authenticate, and updates state |
 //! | `shutdown` | ends endless calls when the process stops |
@@ -15,7 +14,6 @@
 //! | `upgraded` | WebSockets |
 
 mod body;
-mod collect;
 mod error;
 mod http1;
 mod http1_pool;
@@ -26,29 +24,26 @@ mod shutdown;
 mod side_effects;
 mod upgraded;
 
-pub(super) use collect::ResponseReader;
+use std::sync::Arc;
+
+use etcd_wire::grpc::{Method, metadata::grpc_content_type};
+use http::{Request, request::Parts};
+use hyper::body::Incoming;
+use rangecache_edge::limits::{ClientAccount, Deadline, Gate};
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::{LimitCovers, MessageLimit, Outgoing};
+use tokio_util::sync::CancellationToken;
+
+use super::response::{CallResult, status_response};
+use opening::Opening;
+
+pub(super) use body::ResponseReader;
 pub(super) use error::{SendError, outcome_of, status_of};
 pub(super) use http1::{forward_http1, forward_http1_body};
 pub(super) use http1_pool::Http1Pool;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
 pub(super) use shutdown::StopSignal;
 pub(super) use upgraded::Upgrade;
-
-use opening::Opening;
-
-use std::sync::Arc;
-
-use http::Request;
-use http::request::Parts;
-use hyper::body::Incoming;
-use tokio_util::sync::CancellationToken;
-
-use super::response::{CallResult, status_response};
-use etcd_wire::grpc::Method;
-use etcd_wire::grpc::metadata::grpc_content_type;
-use rangecache_edge::limits::{ClientAccount, Deadline, Gate};
-use rangecache_mirror::Mirrors;
-use rangecache_upstream::{LimitCovers, MessageLimit, Outgoing};
 
 /// Forwards a gRPC call that is not a read. Compact, AuthEnable, AuthDisable and Authenticate also update state, unless
 /// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).

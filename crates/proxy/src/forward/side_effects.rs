@@ -2,24 +2,21 @@
 //! the client. The change is recorded before the client gets the response, so that it applies to the client's next call.
 
 use bytes::{Bytes, BytesMut};
-use http::header::CONTENT_LENGTH;
-use http::{Request, Response};
-use hyper::body::Incoming;
-use prost::Message as _;
-
-use super::collect::ResponseReader;
-use super::error::SendError;
-use super::send::{Forward, RequestBody};
-use crate::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, CompactionRequest};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use etcd_wire::grpc::metadata::grpc_content_type;
 use etcd_wire::grpc::status::{is_ok, is_refused};
 use etcd_wire::grpc::{Method, SideEffect, Status};
+use http::{Request, Response, header::CONTENT_LENGTH};
+use hyper::body::Incoming;
+use prost::Message as _;
 use rangecache_base::telemetry::clients::ClientRegistry;
-use rangecache_mirror::Mirrors;
-use rangecache_mirror::lineage::HistoryId;
+use rangecache_mirror::{Mirrors, lineage::HistoryId};
 use rangecache_upstream::{ConnectionClass, Outgoing};
+
+use super::send::{Forward, RequestBody};
+use super::{body::ResponseReader, error::SendError};
+use crate::response::{CallResult, ResponseBody, status_response};
 
 /// Longest request that is decoded, in bytes; longer ones are forwarded unread.
 const MAX_REQUEST_BYTES: usize = 1024;

@@ -1,12 +1,9 @@
 //! Metrics of several rooms in one scrape.
 
-use std::time::Duration;
+use std::collections::HashMap;
 
-use crate::metrics::{ProxyMetrics, ReadMetrics};
-use rangecache_base::telemetry::Metrics;
+use super::*;
 use rangecache_base::telemetry::exposition::Format;
-use rangecache_base::telemetry::outcome::{Kind, Outcome, Read, Reason};
-use rangecache_base::telemetry::trace::TraceId;
 use rangecache_edge::server::ConnectionMetrics;
 use rangecache_edge::tls::TlsMetrics;
 use rangecache_mirror::metrics::{MirrorsMetrics, UnreadableMetrics};
@@ -107,4 +104,69 @@ fn range_is_counted_once_under_its_outcome() {
     ] {
         assert!(text.contains(line), "{line} not in\n{text}");
     }
+}
+
+#[test]
+fn every_recorded_outcome_is_read_back() {
+    let metrics = ReadMetrics::default();
+    let took = Duration::from_millis(1);
+    for outcome in Outcome::all() {
+        metrics.record(Kind::Unary, outcome, Duration::ZERO, took);
+        metrics.record(Kind::Stream, outcome, Duration::ZERO, took);
+    }
+    assert_eq!(metrics.by_outcome().len(), Outcome::all().count());
+    assert!(metrics.by_outcome().iter().all(|(_, count)| *count == 2));
+}
+
+#[test]
+fn outcomes_without_calls_are_left_out() {
+    let metrics = ReadMetrics::default();
+    let forwarded = Outcome::Forwarded(Reason::Loading);
+    for _ in 0..3 {
+        metrics.record(Kind::Unary, forwarded, Duration::ZERO, Duration::ZERO);
+    }
+    metrics.record(Kind::Unary, MOST_FREQUENT, Duration::ZERO, Duration::ZERO);
+    let counts: HashMap<_, _> = metrics
+        .by_outcome()
+        .into_iter()
+        .map(|(outcome, count)| (outcome.labels(), count))
+        .collect();
+    assert_eq!(
+        counts,
+        HashMap::from([(forwarded.labels(), 3), (MOST_FREQUENT.labels(), 1)])
+    );
+}
+
+#[test]
+fn stream_is_counted_where_it_is_served_until_it_ends() {
+    let metrics = WatchMetrics::default();
+    let memory = metrics.open_memory();
+    let streams: Vec<_> = [Reason::NotMirrored, Reason::NotMirrored, Reason::Loading]
+        .map(|reason| metrics.open_etcd(reason.as_str()))
+        .into();
+    assert_eq!(metrics.memory_streams(), 1);
+    let mut at_etcd: Vec<_> = metrics.etcd_streams().collect();
+    at_etcd.sort_by_key(|(_, count)| *count);
+    assert_eq!(at_etcd, [(Reason::Loading, 1), (Reason::NotMirrored, 2)]);
+    drop((memory, streams));
+    assert_eq!((metrics.memory_streams(), metrics.etcd_streams().count()), (0, 0));
+}
+
+#[test]
+fn bytes_of_events_are_what_streams_and_topics_leave() {
+    let metrics = WatchMetrics::default();
+    let bytes = |kind: &'static str| metrics.bytes.of(kind).get();
+    metrics.set_bytes(30, 50, 100);
+    assert_eq!((bytes("topics"), bytes("events")), (30, 20));
+    // The three are not read at the same time.
+    metrics.set_bytes(30, 90, 100);
+    assert_eq!(bytes("events"), 0);
+}
+
+#[test]
+fn response_with_events_counts_as_one() {
+    let metrics = WatchMetrics::default();
+    metrics.record_response();
+    metrics.record_events(3);
+    assert_eq!((metrics.responses.get(), metrics.events_sent()), (2, 3));
 }

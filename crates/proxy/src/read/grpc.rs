@@ -19,8 +19,8 @@ use etcd_store::cache::{
     Answer, Chunks, Dialect, QueryError, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget,
     names_unknown_sort_target,
 };
-use etcd_wire::grpc::fields::HeadFields;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use etcd_wire::grpc::metadata::HeadFields;
 use etcd_wire::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
 use etcd_wire::grpc::{CallMetadata, Method, Status};

@@ -17,7 +17,7 @@ use crate::response::{CallResult, ResponseBody};
 use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
 use etcd_store::keyspace::figure_prefix;
 use etcd_wire::grpc::Status;
-use etcd_wire::grpc::fields::HeadFields;
+use etcd_wire::grpc::metadata::HeadFields;
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
 

@@ -55,7 +55,7 @@ use super::call::CallRecord;
 use super::forward::forward_endless;
 use super::handles::{CallProtocol, Client};
 use super::response::{CallResult, ResponseBody, status_response};
-use etcd_wire::grpc::fields::HeadFields;
+use etcd_wire::grpc::metadata::HeadFields;
 use etcd_wire::grpc::{CallMetadata, Method};
 pub(super) use json::{may_serve_json, watch_json};
 use memory::Session;

@@ -6,15 +6,11 @@
 //! | file | contents |
 //! |---|---|
 //! | `entry` | [`LogEntry`]: what is logged about a call, and its line |
-//! | `metrics` | counters of lines |
-//! | `queue` | [`AccessLog`]: the queue of entries |
-//! | `sample` | which calls are logged |
+//! | `queue` | [`AccessLog`]: which calls are logged, and the queue of entries |
 //! | `writer` | [`AccessLogWriter`]: the file, and the task that writes |
 
 mod entry;
-mod metrics;
 mod queue;
-mod sample;
 mod writer;
 
 pub use entry::{LogEntry, MAX_KEY_BYTES, Phases, RangeFacts};

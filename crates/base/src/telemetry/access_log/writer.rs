@@ -1,22 +1,18 @@
-//! The file of the access log, and the task that writes it.
+//! The file of the access log, the task that writes it, and counters of its lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::os::{fd::AsFd, unix::fs::OpenOptionsExt};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
-use super::entry::LogEntry;
-use super::metrics::LineMetrics;
-use super::queue::AccessLog;
+use super::{entry::LogEntry, queue::AccessLog};
 use crate::telemetry::Metrics;
+use crate::telemetry::metrics::{Counter, metric_group};
 
 /// Entries that are written at once.
 const BATCH_ENTRIES: usize = 512;
@@ -216,11 +212,23 @@ async fn report(metrics: &LineMetrics, error: &Mutex<Option<String>>) {
     }
 }
 
+metric_group! {
+    /// Lines of the access log. Without one they are not exported.
+    pub(super) struct LineMetrics {
+        /// Lines of the access log by `result`: `written`, `dropped` (no room in the queue) or `failed` (not
+        /// written)
+        ///
+        /// See [access log](../operations.md#access-log)
+        ///
+        /// Useful when: the log has gaps
+        pub(super) lines[result]: Counter = "rangecache_access_log_lines_total",
+            from_zero = ["written", "dropped", "failed"];
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::path::Path;
-    use std::time::SystemTime;
+    use std::{os::unix::fs::PermissionsExt as _, path::Path, time::SystemTime};
 
     use tokio::task::JoinHandle;
 

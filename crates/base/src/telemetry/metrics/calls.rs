@@ -2,12 +2,9 @@
 //!
 //! Series are resolved before they are needed, or once: a call looks up no labels and allocates nothing.
 
-use std::array;
-use std::sync::OnceLock;
-use std::time::Duration;
+use std::{array, sync::OnceLock, time::Duration};
 
-use super::instruments::{Counter, Gauge};
-
+use super::group::{Counter, Gauge};
 use super::methods::{CallMethod, Class, LatencyClass, METHOD_COUNT};
 use super::{By, Latency, LatencyCounts, MetricGroup, Registrar, metric_group};
 
@@ -313,8 +310,7 @@ impl CallMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Metrics;
-    use crate::telemetry::exposition::Format;
+    use crate::telemetry::{Metrics, exposition::Format};
 
     #[test]
     fn every_counter_has_a_place_of_its_own() {

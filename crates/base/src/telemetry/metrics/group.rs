@@ -29,23 +29,19 @@
 //! `AllPages::of` returns the metrics of one site.
 
 use std::any::{Any, TypeId};
-use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, atomic::AtomicU64};
+use std::{borrow::Cow, collections::HashMap, fmt, ops::Deref};
 
 use prometheus_client::encoding::{EncodeLabel as _, EncodeLabelSet, LabelSetEncoder};
-use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 use super::latency::{Latency, TracedLatency};
 use crate::telemetry::exposition::Exemplars;
+
+pub use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 
 /// Gauge of a number that is not whole.
 pub type FloatGauge = Gauge<f64, AtomicU64>;
@@ -457,8 +453,7 @@ macro_rules! metric_group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Metrics;
-    use crate::telemetry::exposition::Format;
+    use crate::telemetry::{Metrics, exposition::Format};
 
     metric_group! {
         /// Metrics of pages.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
 use crate::telemetry::exposition::{BOUNDS, Exemplars, FIRST_BOUND_SECONDS};
-use crate::telemetry::trace::TraceId;
 
 /// Bound of the first bucket, in nanoseconds: [`FIRST_BOUND_SECONDS`].
 const FIRST_BOUND_NANOS: u64 = 50_000;

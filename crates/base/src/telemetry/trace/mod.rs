@@ -8,17 +8,16 @@
 //! |---|---|
 //! | `context` | new span contexts, and the header `traceparent` |
 //! | `span` | [`SpanExt`]: attributes, children and errors of a span |
-//! | `clock` | wall-clock time of monotonic instants |
 //! | `tracer` | [`Tracer`]: sampling and the queue |
 
-mod clock;
 mod context;
 mod span;
 mod tracer;
 
-pub use clock::Clock;
-pub use context::{TRACEPARENT, child_context, root_context, trace_id_of, traceparent};
 pub use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceId};
 pub use opentelemetry_sdk::trace::{Sampler, SpanData as Span};
+
+pub use crate::unix_time::Clock;
+pub use context::{TRACEPARENT, child_context, root_context, trace_id_of, traceparent};
 pub use span::{SpanExt, status_code};
 pub use tracer::Tracer;

@@ -7,6 +7,7 @@ use super::*;
 use crate::lineage::Transition;
 use etcd_store::cache::testing::KeyValue;
 use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot};
+use etcd_wire::grpc::hub::HubHistory;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::state_changes::ChangeKind;
 
@@ -411,4 +412,16 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
         20
     );
     assert_eq!(cluster_state.known(), 20);
+}
+
+#[test]
+fn oldest_numbers_are_forgotten_and_none_is_kept_twice() {
+    let of_hub = |number| Lineage::Hub(HubHistory { instance: 1, number });
+    let mut lineages = Lineages::default();
+    for number in [0, 0].into_iter().chain(1..MAX_LINEAGES as u64) {
+        lineages.note(of_hub(number));
+    }
+    assert!((0..MAX_LINEAGES as u64).all(|number| lineages.contains(of_hub(number))));
+    lineages.note(of_hub(MAX_LINEAGES as u64));
+    assert!(!lineages.contains(of_hub(0)) && lineages.contains(of_hub(1)));
 }

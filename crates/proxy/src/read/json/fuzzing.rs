@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 use arbitrary::{Arbitrary, Unstructured};
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use etcd_store::cache::{RangeQuery, SortOrder, SortTarget};
 use serde_json::{Value, json};
 
-use super::request::{names_unknown_sort_target, parse};
-use etcd_store::cache::{RangeQuery, SortOrder, SortTarget};
+use super::{names_unknown_sort_target, parse};
 
 /// Names of the fields as etcd defines them. The gateway accepts the same in camel case.
 const NUMBERS: [&str; 6] = [

@@ -1,36 +1,43 @@
 //! `/v3/kv/range` of etcd's JSON gateway: answered from memory like a Range, with etcd's own text, but for the white space
 //! that some builds of etcd write. A request that is not understood is forwarded as it is.
+//!
+//! The JSON of a RangeRequest is read as far as every version of etcd understands it in the same way. Not everything that etcd accepts is
+//! accepted here: what is rarely sent, or differs between etcd's libraries (unknown and repeated fields, `null`, numbers with a fraction
+//! or an exponent), is left to etcd.
 
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) mod fuzzing;
-mod request;
 
 use bytes::{Bytes, BytesMut};
+use etcd_store::cache::{
+    Answer, JsonAnswer, QueryError, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget,
+};
+use etcd_wire::grpc::{Method, Status, is_json_of, metadata::HeadFields, status::MAX_RESPONSE_BYTES};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
-use tokio::time::Instant;
-
-use super::attempt::ReadRequest;
-use super::body::{EntrySource, json_body};
-use super::grpc::sort_targets_are_unchecked;
-use super::serve::{ReceivedRead, Unservable, WireFormat};
-use crate::call::CallRecord;
-use crate::forward::{forward_http1_body, outcome_of};
-use crate::gateway::{call_metadata, gateway_version, http_status, is_protojson};
-use crate::handles::{CallProtocol, Proxy};
-use crate::response::{CallResult, ResponseBody};
-use etcd_store::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
-use etcd_wire::grpc::fields::HeadFields;
-use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
-use etcd_wire::grpc::{Method, Status, is_json_of};
 use rangecache_base::telemetry::outcome::{Kind, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_edge::limits::Gate;
 use rangecache_upstream::{ConnectionClass, Outgoing, Version};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::body::{EntrySource, json_body};
+use super::serve::{ReceivedRead, Unservable, WireFormat};
+use super::{attempt::ReadRequest, grpc::sort_targets_are_unchecked};
+use crate::{
+    call::CallRecord,
+    forward::{forward_http1_body, outcome_of},
+    gateway::{
+        Enum, Int64, NotUnderstood, call_metadata, decode, gateway_version, http_status, is_protojson,
+    },
+    handles::{CallProtocol, Proxy},
+    response::{CallResult, ResponseBody},
+};
 
 /// Longest body that is read, in bytes. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 128 << 10;
@@ -71,7 +78,7 @@ impl WireFormat for Json {
             }
         };
         // Such a number crashes etcd before 3.6.
-        if sort_targets_are_unchecked(proxy) && request::names_unknown_sort_target(&body) {
+        if sort_targets_are_unchecked(proxy) && names_unknown_sort_target(&body) {
             record.outcome = Outcome::Hit(Read::Refused);
             let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
             let version = proxy.forward.upstream.lowest_version();
@@ -138,7 +145,7 @@ impl WireFormat for Json {
 fn understand(proxy: &Proxy, parts: &Parts, body: &[u8]) -> Result<(ReadRequest, Json), Reason> {
     let (metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
     let version = gateway_version(proxy.forward.upstream.lowest_version())?;
-    let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    let query = parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
     let request = ReadRequest {
         query,
         metadata,
@@ -250,6 +257,76 @@ fn error_response(status: &Status, version: Option<Version>) -> Response<Respons
     response
 }
 
+/// The fields under both of their names.
+#[derive(Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[derive(Default)]
+struct RangeFields {
+    key: String,
+    #[serde(alias = "rangeEnd")]
+    range_end: String,
+    limit: Int64,
+    revision: Int64,
+    #[serde(alias = "sortOrder")]
+    sort_order: Enum,
+    #[serde(alias = "sortTarget")]
+    sort_target: Enum,
+    serializable: bool,
+    #[serde(alias = "keysOnly")]
+    keys_only: bool,
+    #[serde(alias = "countOnly")]
+    count_only: bool,
+    #[serde(alias = "minModRevision")]
+    min_mod_revision: Int64,
+    #[serde(alias = "maxModRevision")]
+    max_mod_revision: Int64,
+    #[serde(alias = "minCreateRevision")]
+    min_create_revision: Int64,
+    #[serde(alias = "maxCreateRevision")]
+    max_create_revision: Int64,
+}
+
+/// Reads the body of a request. With `any_base64`, the forms without padding and with the characters of URLs are accepted,
+/// too: etcd 3.6 and later accept them.
+///
+/// # Errors
+/// [`NotUnderstood`] if only etcd can read it.
+pub(super) fn parse(body: &[u8], any_base64: bool) -> Result<RangeQuery, NotUnderstood> {
+    // serde reads a list as the fields in their order, too.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(NotUnderstood);
+    }
+    let fields: RangeFields = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    Ok(RangeQuery {
+        key: decode(&fields.key, any_base64)?,
+        range_end: decode(&fields.range_end, any_base64)?,
+        limit: fields.limit.value()?,
+        revision: fields.revision.value()?,
+        sort_order: fields.sort_order.value(&SortOrder::NAMES)?,
+        sort_target: fields.sort_target.value(&SortTarget::NAMES)?,
+        serializable: fields.serializable,
+        keys_only: fields.keys_only,
+        count_only: fields.count_only,
+        min_mod_revision: fields.min_mod_revision.value()?,
+        max_mod_revision: fields.max_mod_revision.value()?,
+        min_create_revision: fields.min_create_revision.value()?,
+        max_create_revision: fields.max_create_revision.value()?,
+    })
+}
+
+/// Whether the body names a sort target by a number that etcd does not know, in whatever text is around it.
+pub(super) fn names_unknown_sort_target(body: &[u8]) -> bool {
+    let mut values = serde_json::Deserializer::from_slice(body).into_iter::<Value>();
+    let Some(Ok(Value::Object(fields))) = values.next() else {
+        return false;
+    };
+    let known = 0..i64::try_from(SortTarget::NAMES.len()).unwrap_or(0);
+    ["sort_target", "sortTarget"]
+        .iter()
+        .filter_map(|name| fields.get(*name)?.as_i64())
+        .any(|number| !known.contains(&number))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,5 +364,104 @@ mod tests {
         assert_eq!(text(Some(Version::new(3, 7, 0))).await, new);
         let old = r#"{"error":"a \"key\"","code":3,"message":"a \"key\""}"#;
         assert_eq!(text(Some(Version::new(3, 5, 0))).await, old);
+    }
+
+    fn parsed(body: &str) -> Result<RangeQuery, NotUnderstood> {
+        parse(body.as_bytes(), true)
+    }
+
+    #[test]
+    fn fields_are_read_under_both_names_and_in_all_forms() {
+        let query = RangeQuery {
+            key: "a".into(),
+            range_end: "\0".into(),
+            limit: -1,
+            revision: i64::MAX,
+            sort_order: 2,
+            sort_target: 3,
+            serializable: true,
+            keys_only: true,
+            count_only: true,
+            min_mod_revision: 1,
+            max_mod_revision: 2,
+            min_create_revision: 3,
+            max_create_revision: 4,
+        };
+        for body in [
+            r#"{"key":"YQ==","range_end":"AA==","limit":-1,"revision":"9223372036854775807","sort_order":"DESCEND",
+                "sort_target":"MOD","serializable":true,"keys_only":true,"count_only":true,"min_mod_revision":1,
+                "max_mod_revision":"2","min_create_revision":3,"max_create_revision":4}"#,
+            r#" {"rangeEnd":"AA==","key":"YQ\u003d=","limit":"-1","revision":9223372036854775807,"sortOrder":2,
+                "sortTarget":3,"serializable":true,"keysOnly":true,"countOnly":true,"minModRevision":"1",
+                "maxModRevision":2,"minCreateRevision":"3","maxCreateRevision":"4"} "#,
+        ] {
+            assert_eq!(parsed(body), Ok(query.clone()), "{body}");
+        }
+        assert_eq!(parsed("{}"), Ok(RangeQuery::default()));
+    }
+
+    #[test]
+    fn base64_without_padding_or_for_urls_is_read_only_where_etcd_reads_it() {
+        for (text, bytes) in [
+            ("_-8=", &b"\xff\xef"[..]),
+            ("_-8", b"\xff\xef"),
+            ("/+8", b"\xff\xef"),
+        ] {
+            let body = format!(r#"{{"key":"{text}"}}"#);
+            assert_eq!(parsed(&body).unwrap().key, bytes, "{text}");
+            assert_eq!(parse(body.as_bytes(), false), Err(NotUnderstood), "{text}");
+        }
+        assert_eq!(parse(br#"{"key":"/+8="}"#, false).unwrap().key, &b"\xff\xef"[..]);
+    }
+
+    #[test]
+    fn unknown_numbers_of_sort_targets_are_found_in_any_text() {
+        for body in [
+            r#"{"sort_target":5}"#,
+            r#"{"a":null,"sortTarget":-1}{}"#,
+            r#"{"sort_target":1,"sort_target":9} x"#,
+        ] {
+            assert!(names_unknown_sort_target(body.as_bytes()), "{body}");
+        }
+        for body in ["", "[5]", "{}", r#"{"sort_target":4}"#, r#"{"sort_target":"9"}"#] {
+            assert!(!names_unknown_sort_target(body.as_bytes()), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_versions_read_differently_is_left_to_etcd() {
+        for body in [
+            "",
+            "{",
+            "[]",
+            r#" ["YQ=="]"#,
+            "null",
+            "{} x",
+            "{}{}",
+            r#"{"key":null}"#,
+            r#"{"key":"YQ==","key":"YQ=="}"#,
+            r#"{"range_end":"YQ==","rangeEnd":"YQ=="}"#,
+            r#"{"other":1}"#,
+            r#"{"Key":"YQ=="}"#,
+            r#"{"key":"!"}"#,
+            r#"{"key":"YR=="}"#,
+            r#"{"key":"+_8="}"#,
+            r#"{"limit":1.0}"#,
+            r#"{"limit":1e2}"#,
+            r#"{"limit":"01"}"#,
+            r#"{"limit":"+1"}"#,
+            r#"{"limit":" 1"}"#,
+            r#"{"limit":""}"#,
+            r#"{"limit":9223372036854775808}"#,
+            r#"{"serializable":"true"}"#,
+            r#"{"serializable":1}"#,
+            r#"{"sort_order":"descend"}"#,
+            r#"{"sort_order":"2"}"#,
+            r#"{"sort_order":3}"#,
+            r#"{"sort_order":-1}"#,
+            r#"{"sort_target":5}"#,
+        ] {
+            assert_eq!(parsed(body), Err(NotUnderstood), "{body}");
+        }
     }
 }

@@ -1,30 +1,25 @@
 //! `rangecache diff`: compares the keys of two endpoints at one revision, such as those of etcd and of a rangecache in front
 //! of it, or of two clusters.
 //!
-//! | file | subject |
-//! |---|---|
-//! | `flags` | flags of the command |
-//! | `side` | one endpoint, read page by page |
-//!
 //! Both endpoints are read in key order, so that one page of each is in memory. Values are compared, and never printed.
 //! This room imports `config`, `upstream`, `tls`, `cache` (entries), `keyspace` and `telemetry`; only `main` and `cli` import it.
 
-mod flags;
-mod side;
-
-use std::cmp::Ordering;
-use std::fmt;
 use std::io::{self, Write as _};
-use std::process::ExitCode;
-use std::sync::Arc;
+use std::{
+    cmp::Ordering, collections::VecDeque, fmt, path::PathBuf, process::ExitCode, sync::Arc, time::Duration,
+};
 
-use tokio_util::task::TaskTracker;
-
+use bytes::Bytes;
+use clap::{Args, Parser as _};
 use etcd_store::cache::Entry;
-pub use flags::DiffConfig;
-use rangecache_base::telemetry::Metrics;
-use rangecache_upstream::Credentials;
-use side::Side;
+use etcd_store::keyspace::{prefix_end, successor};
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, kv_client::KvClient};
+use rangecache_base::{net::Url, telemetry::Metrics};
+use rangecache_config::Config;
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::{Connection, Credentials, Secret, header_request};
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
 
 /// Exit code if the endpoints cannot be compared.
 const NOT_COMPARED: u8 = 2;
@@ -198,10 +193,205 @@ fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<KeyDifference> {
     })
 }
 
+/// Flags of `rangecache diff`.
+#[derive(Args, Debug, Clone)]
+pub struct DiffConfig {
+    /// First endpoint: http://host:port, https://host:port or unix:///path
+    #[arg(value_name = "A")]
+    pub a: Url,
+
+    /// Second endpoint
+    #[arg(value_name = "B")]
+    pub b: Url,
+
+    /// Prefix of the keys to compare [default: every key]
+    ///
+    /// When to change it: compare only the keys with this prefix
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<String>,
+
+    /// Revision at which both are read [default: the lower one of their newest revisions]
+    ///
+    /// When to change it: read both at this past revision instead of the lower one of their newest
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub revision: Option<i64>,
+
+    /// Differing keys to print; the comparison ends behind the last of them
+    ///
+    /// When to change it: more differing keys should be printed
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+
+    /// Keys per page: one page of each endpoint is in memory
+    ///
+    /// When to change it: fewer with very large values: one page of each endpoint is in memory
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..))]
+    pub page_keys: u16,
+
+    /// File with the CAs of both endpoints' certificates [default: the system's CAs]
+    #[arg(long, value_name = "PATH")]
+    pub cacert: Option<PathBuf>,
+
+    /// Client certificate for both endpoints
+    #[arg(long, value_name = "PATH", requires = "key")]
+    pub cert: Option<PathBuf>,
+
+    /// Private key of --cert
+    #[arg(long, value_name = "PATH", requires = "cert")]
+    pub key: Option<PathBuf>,
+
+    /// etcd user on both endpoints, where etcd's auth is on; needs read access to what is compared
+    #[arg(long, value_name = "NAME[:PASSWORD]")]
+    pub user: Option<Secret>,
+
+    /// Password for --user (then --user is only the name). Prefer --password-file
+    #[arg(long, value_name = "PASSWORD")]
+    pub password: Option<Secret>,
+
+    /// File whose first line is the password for --user
+    #[arg(long, value_name = "PATH", conflicts_with = "password")]
+    pub password_file: Option<PathBuf>,
+}
+
+impl DiffConfig {
+    /// Settings of the connections to both endpoints.
+    #[must_use]
+    pub fn connections(&self) -> Config {
+        let mut config = Config::parse_from(["rangecache"]);
+        config.etcd.endpoints = vec![self.a.clone(), self.b.clone()];
+        config.tls.cacert.clone_from(&self.cacert);
+        config.tls.cert.clone_from(&self.cert);
+        config.tls.key.clone_from(&self.key);
+        config.etcd.user.clone_from(&self.user);
+        config.etcd.password.clone_from(&self.password);
+        config.etcd.password_file.clone_from(&self.password_file);
+        config
+    }
+}
+
+/// Timeout of each call, and of the attempt to connect.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Endpoint of the comparison.
+pub(super) struct Side {
+    name: &'static str,
+    url: Url,
+    connection: Arc<Connection>,
+    /// Newest revision when the endpoint was connected.
+    pub(super) newest: i64,
+    /// Revision of every page.
+    pub(super) revision: i64,
+    /// First key of the next page; `None` after the last.
+    next: Option<Bytes>,
+    end: Bytes,
+    page_keys: u16,
+    page: VecDeque<Entry>,
+}
+
+impl fmt::Display for Side {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.url)
+    }
+}
+
+impl Side {
+    /// Connects, and reads the newest revision, linearizably.
+    ///
+    /// # Errors
+    /// What prevents that, in words.
+    pub(super) async fn open(
+        name: &'static str,
+        url: &Url,
+        options: &DiffConfig,
+        connector: &Connector,
+        credentials: &Arc<Credentials>,
+        tasks: &TaskTracker,
+    ) -> Result<Side, String> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let (connection, _driver) =
+            rangecache_upstream::open_once(connector, url, credentials, tasks, deadline)
+                .await
+                .map_err(|error| format!("{name}: {error}"))?;
+        timeout(
+            CALL_TIMEOUT,
+            rangecache_upstream::authenticate_once(credentials, &connection),
+        )
+        .await
+        .map_err(|_| format!("{name}: {url} issued no token within {CALL_TIMEOUT:?}"))?
+        .map_err(|status| {
+            format!(
+                "{name}: {url} refuses --user or its password: {}",
+                status.message()
+            )
+        })?;
+        let prefix = options.prefix.as_deref().unwrap_or_default().as_bytes();
+        let start = if prefix.is_empty() { b"\0" } else { prefix };
+        let mut side = Side {
+            name,
+            url: url.clone(),
+            connection,
+            newest: 0,
+            revision: 0,
+            next: Some(Bytes::copy_from_slice(start)),
+            // To the last key, if the prefix has no end.
+            end: prefix_end(prefix).unwrap_or(Bytes::from_static(b"\0")),
+            page_keys: options.page_keys,
+            page: VecDeque::new(),
+        };
+        let response = side.range(header_request(Bytes::copy_from_slice(start))).await?;
+        side.newest = response.header.map_or(0, |header| header.revision);
+        Ok(side)
+    }
+
+    async fn range(&self, request: RangeRequest) -> Result<RangeResponse, String> {
+        let (channel, origin) = self.connection.own_channel();
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        match timeout(CALL_TIMEOUT, client.range(request)).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(format!("{self}: {} ({:?})", status.message(), status.code())),
+            Err(_) => Err(format!("{self}: no response within {CALL_TIMEOUT:?}")),
+        }
+    }
+
+    /// The next key with what the endpoint has of it; `None` behind the last one.
+    ///
+    /// # Errors
+    /// What prevents the next page, in words.
+    pub(super) async fn peek(&mut self) -> Result<Option<&Entry>, String> {
+        if self.page.is_empty()
+            && let Some(key) = self.next.take()
+        {
+            let response = self
+                .range(RangeRequest {
+                    key,
+                    range_end: self.end.clone(),
+                    revision: self.revision,
+                    limit: i64::from(self.page_keys),
+                    ..RangeRequest::default()
+                })
+                .await?;
+            for kv in &response.kvs {
+                let entry = Entry::from_key_value(kv).map_err(|error| format!("{self}: {error}"))?;
+                self.page.push_back(entry);
+            }
+            if response.more {
+                self.next = self.page.back().map(|last| successor(last.key()));
+            }
+        }
+        Ok(self.page.front())
+    }
+
+    /// Takes the key of the last [`Side::peek`].
+    pub(super) fn take(&mut self) -> Option<Entry> {
+        self.page.pop_front()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
     use etcd_store::cache::testing::KeyValue;
+
+    use super::*;
 
     fn found(a: Option<&KeyValue>, b: Option<&KeyValue>) -> Option<String> {
         difference(a.map(KeyValue::entry), b.map(KeyValue::entry)).map(|difference| difference.to_string())

@@ -1,11 +1,66 @@
-//! The message of a unary gRPC response.
+//! Responses: bodies from either client, and the message of a unary one.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
 use http::StatusCode;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Either;
+use hyper::body::Incoming;
 use prost::Message;
 use tonic::{Code, Status};
 
+use super::outgoing::BoxError;
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use lean_h2::Whole;
+use lean_h2::{LeanError, Parts, Whole};
+
+/// Body of a response.
+#[derive(Debug)]
+pub struct UpstreamBody(Either<Incoming, Parts>);
+
+impl From<Incoming> for UpstreamBody {
+    fn from(body: Incoming) -> UpstreamBody {
+        UpstreamBody(Either::Left(body))
+    }
+}
+
+impl From<Parts> for UpstreamBody {
+    fn from(body: Parts) -> UpstreamBody {
+        UpstreamBody(Either::Right(body))
+    }
+}
+
+/// Whether etcd itself has ended a call with this error: it has reset the stream, and the connection was not lost.
+#[must_use]
+pub fn is_reset(error: &BoxError) -> bool {
+    if let Some(error) = error.downcast_ref::<LeanError>() {
+        return matches!(error, LeanError::Reset(_));
+    }
+    std::error::Error::source(&**error)
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
+}
+
+impl Body for UpstreamBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.0).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
 
 /// The message of a unary response.
 ///
@@ -41,7 +96,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Uri};
     use lean_h2::Lean;
     use tokio::net::TcpStream;
-    use tokio_util::either::Either;
+    use tokio_util::either::Either as Io;
 
     use super::*;
     use crate::fake::FakeEtcd;
@@ -61,7 +116,7 @@ mod tests {
         let address = etcd.url.authority().to_string();
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Duration::from_secs(5));
+        let (lean, driver) = Lean::new(Io::Left(Io::Left(stream)), Duration::from_secs(5));
         let driver = tokio::spawn(driver);
         let uri = Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range");
         let headers = HeaderMap::from_iter([(TE, HeaderValue::from_static("trailers"))]);

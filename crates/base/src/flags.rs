@@ -1,6 +1,64 @@
-//! Parsers of durations and sizes.
+//! Common parts of the flags of all rooms: flags that a reload replaces, flags that are on or off, and parsers of durations, sizes,
+//! shares and modes. A leaf.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
+
+use arc_swap::{ArcSwap, Guard};
+use clap::{Arg, ArgAction, builder::BoolishValueParser};
+
+/// The current flags of a room, as the last reload has left them. Cloning it copies a reference.
+#[derive(Debug)]
+pub struct Live<T>(Arc<ArcSwap<T>>);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Live<T> {
+        Live(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Live<T> {
+    /// The flags of the start.
+    pub fn new(flags: T) -> Live<T> {
+        Live(Arc::new(ArcSwap::from_pointee(flags)))
+    }
+
+    /// The flags of now.
+    #[must_use]
+    pub fn load(&self) -> Guard<Arc<T>> {
+        self.0.load()
+    }
+
+    /// The flags of now, for longer than a moment.
+    #[must_use]
+    pub fn load_full(&self) -> Arc<T> {
+        self.0.load_full()
+    }
+
+    /// Replaces the flags.
+    pub fn store(&self, flags: T) {
+        self.0.store(Arc::new(flags));
+    }
+}
+
+/// Makes an argument a switch: `#[arg(long, switch())]` on a `bool`.
+pub trait Switch {
+    /// Accepts `--flag`, `--flag=true` and `--flag=false`, so that the environment and a file of flags can set it either way; off by
+    /// default.
+    #[must_use]
+    fn switch(self) -> Self;
+}
+
+impl Switch for Arg {
+    fn switch(self) -> Arg {
+        self.action(ArgAction::Set)
+            .value_parser(BoolishValueParser::new())
+            .value_name("BOOL")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .default_value("false")
+    }
+}
 
 /// Parses `500ms`, `3s` or `5m`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
