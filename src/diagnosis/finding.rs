@@ -1,10 +1,13 @@
-//! Findings, and those that both the page and `doctor` report.
+//! Findings, their text, and those that both the page and `doctor` report.
+
+use std::fmt::Write as _;
 
 use serde::Serialize;
 
 use super::format::bytes;
 use super::ids::{FindingId, Severity};
 use super::reasons;
+use crate::report::Style;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 
@@ -45,29 +48,23 @@ impl Finding {
 
     /// Returns the finding about `subject`.
     #[must_use]
-    pub fn about(self, subject: impl ToString) -> Finding {
-        Finding {
-            subject: subject.to_string(),
-            ..self
-        }
+    pub fn about(mut self, subject: impl ToString) -> Finding {
+        self.subject = subject.to_string();
+        self
     }
 
     /// Returns the finding with a meaning.
     #[must_use]
-    pub fn with_meaning(self, meaning: impl Into<String>) -> Finding {
-        Finding {
-            meaning: meaning.into(),
-            ..self
-        }
+    pub fn with_meaning(mut self, meaning: impl Into<String>) -> Finding {
+        self.meaning = meaning.into();
+        self
     }
 
     /// Returns the finding with a more precise remedy.
     #[must_use]
-    pub fn with_remedy(self, remedy: impl Into<String>) -> Finding {
-        Finding {
-            remedy: remedy.into(),
-            ..self
-        }
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Finding {
+        self.remedy = remedy.into();
+        self
     }
 
     /// Returns the finding with another of the severities of its id.
@@ -84,10 +81,38 @@ impl Finding {
     /// Title and meaning as one text: `title. meaning`, without the last full stop.
     #[must_use]
     pub fn text(&self) -> String {
-        match self.meaning.trim_end_matches('.') {
-            "" => self.title.clone(),
-            meaning => format!("{}. {meaning}", self.title),
-        }
+        join(&self.title, &self.meaning)
+    }
+}
+
+fn join(title: &str, meaning: &str) -> String {
+    match meaning.trim_end_matches('.') {
+        "" => title.to_owned(),
+        meaning => format!("{title}. {meaning}"),
+    }
+}
+
+/// Adds a finding to a report for people: a line with its mark, and one with its remedy.
+pub fn write_finding(
+    report: &mut String,
+    style: Style,
+    severity: Severity,
+    [title, meaning, remedy]: [&str; 3],
+) {
+    let [good, note, warning, bad, arrow] = match style {
+        Style::Symbols => ["✓", "·", "!", "✗", "  →"],
+        Style::Ascii => ["ok  ", "note", "warn", "BAD ", "     ->"],
+    };
+    let mark = match severity {
+        Severity::Good => good,
+        Severity::Note => note,
+        Severity::Warning => warning,
+        Severity::Bad => bad,
+    };
+    // Writing into a String cannot fail.
+    let _ = writeln!(report, "  {mark} {}", join(title, meaning));
+    if !remedy.is_empty() {
+        let _ = writeln!(report, "  {arrow} {remedy}");
     }
 }
 

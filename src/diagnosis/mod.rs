@@ -19,5 +19,6 @@ pub mod reasons;
 
 pub use finding::{
     Finding, budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown,
+    write_finding,
 };
 pub use ids::{Area, FindingId, ReportedBy, Severity};

@@ -12,10 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::client::PacedClient;
-use super::members::Member;
-use super::model::{KeyGroup, Keyspace, Report, SizeSample};
-use super::resources::{is_group, resource_in};
+use super::members::{Member, PacedClient};
+use super::model::{KeyGroup, Keyspace, PrefixFacts, Report, SizeSample};
+use super::resources::is_group;
 use super::size_estimate;
 use crate::config::Config;
 use crate::diagnosis::FindingId;
@@ -54,10 +53,8 @@ pub(super) async fn examine(
             Some(keyspace)
         }
         Err(error) => {
-            report.find(
-                FindingId::KeysNotCounted,
-                format!("{}: the keys cannot be counted: {error}", member.url),
-            );
+            let text = format!("{}: the keys cannot be counted: {error}", member.url);
+            report.find(FindingId::KeysNotCounted, text);
             None
         }
     }
@@ -74,6 +71,7 @@ async fn read_keyspace(
     let (began, revision) = (Instant::now(), current_revision(client, &first_key).await?);
     let mut groups = Vec::new();
     let mut count_took = Duration::ZERO;
+    let mut useless_exclusions = Vec::new();
     // With permissions for some scopes only, keys that are not mirrored may not be readable.
     let others = if readable.iter().all(|readable| *readable) {
         scope::gaps(&mirrors)
@@ -90,9 +88,11 @@ async fn read_keyspace(
         // A scope below the first part is no part of a group that begins above it.
         let common = common_prefix(&start, &end, MAX_DEPTH);
         let depth = common.iter().skip(1).filter(|byte| **byte == b'/').count().max(1);
-        match divide(client, start, end, depth, revision).await {
+        match divide(client, start.clone(), end, depth, revision).await {
             Ok(divided) => {
                 count_took = count_took.max(divided.count_took);
+                let is_useless = |out: &&String| divided.groups.is_empty() && start == out.as_bytes();
+                useless_exclusions.extend(config.mirror.no_cache_prefix.iter().filter(is_useless).cloned());
                 groups.extend(divided.with_mirror(mirror, &Bytes::new()));
             }
             // Not mirrored, and possibly not readable for this user.
@@ -111,13 +111,18 @@ async fn read_keyspace(
     let later = current_revision(client, &first_key).await?;
     #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
     let revisions_per_second = (later - revision) as f64 / began.elapsed().as_secs_f64();
+    let prefixes: Vec<_> = groups.into_iter().map(KeyGroup::facts).collect();
+    let sum = |of: fn(&SizeSample) -> u64| prefixes.iter().map(|prefix| of(&prefix.sizes)).sum();
     Ok(Keyspace {
         revision: later,
-        keys: groups.iter().map(|group| group.range.keys).sum(),
-        groups,
+        keys: sum(|sizes| sizes.keys),
+        bytes: sum(|sizes| sizes.encoded_bytes),
+        is_exact: deep,
         revisions_per_second,
         count_took,
-        is_exact: deep,
+        useless_exclusions,
+        resources: PrefixFacts::totals(&prefixes),
+        prefixes,
         cost: client.cost,
     })
 }
@@ -145,12 +150,8 @@ struct Divided {
 impl Divided {
     /// The groups as parts of the resource `parent`.
     fn with_mirror(self, mirror: Option<usize>, parent: &Bytes) -> impl Iterator<Item = KeyGroup> {
-        self.groups.into_iter().map(move |range| KeyGroup {
-            resource: resource_in(&range.prefix, parent),
-            range,
-            mirror,
-            sample: SizeSample::default(),
-        })
+        let groups = self.groups.into_iter();
+        groups.map(move |range| KeyGroup::new(range, mirror, parent))
     }
 }
 
@@ -242,18 +243,12 @@ async fn examine_compaction(
     let key = first_readable(&mirrors, readable).key();
     if !is_compacted(connection, &key, 1).await {
         if revision > LONG_HISTORY {
-            report.find(
-                FindingId::NeverCompacted,
-                format!("etcd was never compacted: it keeps all {revision} revisions"),
-            );
+            let text = format!("etcd was never compacted: it keeps all {revision} revisions");
+            report.find(FindingId::NeverCompacted, text);
         }
-        return;
-    }
-    if let Some(compacted) = compact_revision(connection, &key, 1).await {
-        let text = format!(
-            "etcd is compacted up to revision {compacted}, {} ago",
-            revision - compacted
-        );
+    } else if let Some(compacted) = compact_revision(connection, &key, 1).await {
+        let ago = revision - compacted;
+        let text = format!("etcd is compacted up to revision {compacted}, {ago} ago");
         report.find(FindingId::Compacted, text);
     }
 }

@@ -2,15 +2,14 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `model` | results: findings, figures, the exit code |
-//! | `render` | the report for people and for scripts |
-//! | `client` | paced calls, with their cost |
-//! | `members` | endpoints: connections, health, status, quorum |
+//! | `model` | results: findings, figures, the exit code; the report for scripts |
+//! | `render` | the report for people |
+//! | `members` | endpoints: connections, health, status, quorum; paced calls |
 //! | `cluster` | gates, members that are not named, alarms |
 //! | `identity` | auth, and the permissions of rangecache's own user |
 //! | `certificates` | certificates of both sides and their validity |
 //! | `keyspace` | number of keys under each prefix, found with few and cheap calls |
-//! | `resources` | totals per resource, over the groups into which it was divided |
+//! | `resources` | prefixes of what one list reads |
 //! | `size_estimate` | sizes of keys, from samples or from all of them |
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
@@ -19,7 +18,6 @@
 //! `telemetry`; only `main` and `static_pod` import it.
 
 mod certificates;
-mod client;
 mod cluster;
 mod identity;
 mod keyspace;
@@ -33,7 +31,6 @@ mod testing;
 mod verdict;
 mod watches;
 
-use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -46,7 +43,6 @@ use crate::report::ReportFormat;
 use model::Report;
 use rangecache_base::telemetry::Metrics;
 use rangecache_upstream::Credentials;
-pub(crate) use render::Style;
 
 /// Flags of `rangecache doctor`.
 #[derive(Args, Debug, Clone)]
@@ -81,19 +77,17 @@ pub fn run(options: &DoctorConfig) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let report = runtime.block_on(examine(options));
-    let style = Style::detect(io::stdout().is_terminal());
-    let printed = options.output.print(&report.to_text(style), &report.to_json());
-    if printed == ExitCode::SUCCESS {
-        ExitCode::from(report.exit_code())
-    } else {
-        printed
-    }
+    let text = |style| report.to_text(style);
+    options.output.print(report.exit_code(), text, &report)
 }
 
 /// Examines everything. A step whose prerequisites are missing is skipped.
 pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     let mut config = options.config.clone();
-    let mut report = Report::default();
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        ..Report::default()
+    };
     if let Err(error) = config.etcd.discover().await {
         report.find(FindingId::EtcdUnreachable, error.to_string());
         return report;

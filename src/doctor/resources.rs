@@ -1,10 +1,4 @@
-//! Totals per resource: all keys that one list reads. In a Kubernetes keyspace that is a type of objects in all namespaces,
-//! so that the groups into which a large resource was divided are summed up again.
-
-use bytes::Bytes;
-
-use super::model::{KeyGroup, Keyspace, SizeSample};
-use etcd_store::keyspace::PrefixGroup;
+//! Resources: prefixes of all keys that one list reads.
 
 /// Prefix of the resource that a key or a prefix belongs to: its first two parts, `/registry/pods/`; the first three of
 /// resources in a group, `/registry/apps.example.com/jobs/`, and of the two kinds of Kubernetes' services. A prefix with fewer
@@ -44,70 +38,13 @@ fn ends(prefix: &[u8]) -> Vec<usize> {
         .collect()
 }
 
-/// A resource and the groups into which it was divided.
-#[derive(Debug)]
-pub(super) struct Resource<'a> {
-    /// The sum of the groups, under the resource's prefix.
-    pub(super) total: KeyGroup,
-    /// In key order; the total alone if it was not divided.
-    pub(super) groups: Vec<&'a KeyGroup>,
-}
-
-impl Keyspace {
-    /// The resources in key order. Keys of one resource that are mirrored and those that are not have totals of their own.
-    pub(super) fn resources(&self) -> Vec<Resource<'_>> {
-        let mut resources: Vec<Resource<'_>> = Vec::new();
-        for group in &self.groups {
-            let same = resources.iter_mut().find(|known| {
-                known.total.range.prefix == group.resource && known.total.mirror == group.mirror
-            });
-            match same {
-                Some(known) => known.add(group),
-                None => resources.push(Resource::new(group)),
-            }
-        }
-        resources
-    }
-}
-
-impl<'a> Resource<'a> {
-    fn new(group: &'a KeyGroup) -> Resource<'a> {
-        let range = PrefixGroup {
-            prefix: group.resource.clone(),
-            keys: 0,
-            ..group.range.clone()
-        };
-        let total = KeyGroup {
-            range,
-            sample: SizeSample::default(),
-            ..group.clone()
-        };
-        let mut resource = Resource {
-            total,
-            groups: Vec::new(),
-        };
-        resource.add(group);
-        resource
-    }
-
-    /// Adds the estimates of a group, which samples of different density would distort.
-    fn add(&mut self, group: &'a KeyGroup) {
-        self.total.range.keys += group.range.keys;
-        self.total.range.end = group.range.end.clone();
-        self.total.sample = self.total.sample.join(group.estimate());
-        self.groups.push(group);
-    }
-}
-
-/// The resource of a group at `prefix`, which is empty for a remainder of `parent`.
-pub(super) fn resource_in(prefix: &Bytes, parent: &Bytes) -> Bytes {
-    let of = if prefix.is_empty() { parent } else { prefix };
-    Bytes::copy_from_slice(resource_of(of))
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
+    use super::super::model::KeyGroup;
     use super::*;
+    use etcd_store::keyspace::PrefixGroup;
 
     #[test]
     fn resources_are_what_one_list_reads() {
@@ -134,7 +71,8 @@ mod tests {
             assert_eq!(found, resource, "{prefix}");
             assert_eq!(is_group(prefix.as_bytes()), group, "{prefix}");
         }
-        let remainder = resource_in(&Bytes::new(), &Bytes::from_static(b"/registry/pods/"));
-        assert_eq!(remainder, "/registry/pods/");
+        let pods = Bytes::from_static(b"/registry/pods/");
+        let remainder = KeyGroup::new(PrefixGroup::default(), None, &pods);
+        assert_eq!(remainder.resource, pods);
     }
 }

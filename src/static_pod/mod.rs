@@ -29,7 +29,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::doctor::{self, DoctorConfig};
-use crate::report::ReportFormat;
+use crate::report::{ReportFormat, Style};
 pub use flags::{StaticPodAction, StaticPodConfig};
 use folder::{ManifestFolder, ManifestState};
 use manifest::Manifest;
@@ -61,7 +61,7 @@ pub fn run(options: &StaticPodConfig) -> ExitCode {
                 let report = doctor::examine(&examined).await;
                 match report.exit_code() {
                     0 => Ok(()),
-                    _ => Err(report.to_text(doctor::Style::detect(false)).to_string()),
+                    _ => Err(report.to_text(Style::Ascii)),
                 }
             };
             let installed = runtime.block_on(install(options, check, tell));
