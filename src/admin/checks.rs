@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::handles::Handles;
+use super::metrics::unsigned;
 use super::status::model::{
     Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
 };
@@ -446,8 +447,7 @@ fn verification_gate(metrics: &Metrics) -> GateStatus {
 /// Bounds that an operator may have to raise, with what is used of them.
 pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget> {
     let metrics = &handles.metrics;
-    let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
-    let connections = gauge(metrics.connections.open.get());
+    let connections = unsigned(metrics.connections.open.get());
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
     let memory = mirrors
         .iter()
@@ -476,12 +476,12 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
     let others = used! {
         "Client connections", MAX_CONNECTIONS, connections, "new connections wait";
         "Calls in flight", MAX_CALLS, calls, "calls are refused with Unavailable";
-        "Large reads in flight to etcd", FORWARD_MAX_LARGE, gauge(large.in_flight.get()), "more reads wait";
-        "Large reads waiting for etcd", FORWARD_MAX_WAITING, gauge(large.waiting.get()), "more reads are refused with Unavailable";
-        "Small reads in flight to etcd", FORWARD_MAX_SMALL, gauge(small.in_flight.get()), "more reads wait";
-        "Small reads waiting for etcd", FORWARD_MAX_WAITING, gauge(small.waiting.get()), "more reads are refused with Unavailable";
+        "Large reads in flight to etcd", FORWARD_MAX_LARGE, unsigned(large.in_flight.get()), "more reads wait";
+        "Large reads waiting for etcd", FORWARD_MAX_WAITING, unsigned(large.waiting.get()), "more reads are refused with Unavailable";
+        "Small reads in flight to etcd", FORWARD_MAX_SMALL, unsigned(small.in_flight.get()), "more reads wait";
+        "Small reads waiting for etcd", FORWARD_MAX_WAITING, unsigned(small.waiting.get()), "more reads are refused with Unavailable";
         "Buffered bytes", BUFFER_MAX_BYTES, metrics.buffers.used_bytes(), "calls are refused with ResourceExhausted";
-        "Memory of watches", WATCH_MAX_BYTES, gauge(metrics.proxy.watches.used_bytes.get()),
+        "Memory of watches", WATCH_MAX_BYTES, unsigned(metrics.proxy.watches.used_bytes.get()),
             "new watches are forwarded, and large events wait";
     };
     let all = first.into_iter().chain(histories).chain(others);

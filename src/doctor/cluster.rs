@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use tokio::time::timeout;
 
-use super::members::{CALL_TIMEOUT, Member, best, role_name};
+use super::members::{CALL_TIMEOUT, Member, best};
 use super::model::{AuthFacts, Report};
 use crate::config::Config;
-use crate::diagnosis::format::bytes;
+use crate::diagnosis::format::{self, bytes};
 use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
 use etcd_wire::etcdserverpb::{Member as Known, StatusResponse};
 use rangecache_upstream::gates::{self, EndpointReport};
@@ -64,7 +64,7 @@ fn endpoint(
     };
     let role = member.role().unwrap_or(Role::Unknown);
     let [size, in_use] = [status.db_size, status.db_size_in_use].map(db_bytes);
-    let (version, name) = (&status.version, role_name(role));
+    let (version, name) = (&status.version, format::role(role).replace('_', " "));
     let text = format!("etcd {version}, {name}, database {size} ({in_use} in use)");
     match role {
         Role::Learner => find(FindingId::MemberIsLearner, text),

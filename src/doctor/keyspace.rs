@@ -13,8 +13,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::members::{Member, PacedClient};
-use super::model::{KeyGroup, Keyspace, PrefixFacts, Report, SizeSample};
-use super::resources::is_group;
+use super::model::{KeyGroup, Keyspace, PrefixFacts, Report, SizeSample, is_group};
 use super::size_estimate;
 use crate::config::Config;
 use crate::diagnosis::FindingId;

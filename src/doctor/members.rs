@@ -13,7 +13,7 @@ use tonic::metadata::MetadataMap;
 use super::model::{Cost, EndpointFacts, QuorumFacts, Report};
 use crate::config::Config;
 use crate::diagnosis::FindingId;
-use crate::diagnosis::format::duration;
+use crate::diagnosis::format::{self, duration};
 use etcd_wire::etcdserverpb::kv_client::KvClient;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, StatusResponse};
 use rangecache_base::net::Url;
@@ -62,17 +62,6 @@ impl Member {
     /// Role in the cluster, once the status is known.
     pub(super) fn role(&self) -> Option<Role> {
         self.status.as_ref().ok().map(Role::from_status)
-    }
-}
-
-/// Name of a role in the report.
-pub(super) fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Unknown => "",
-        Role::Leader => "leader",
-        Role::Follower => "follower",
-        Role::Learner => "learner",
-        Role::Leaderless => "without a leader",
     }
 }
 
@@ -197,7 +186,7 @@ pub(super) fn facts(members: &[Member]) -> Vec<EndpointFacts> {
                 .or(member.status.as_ref().err())
                 .cloned(),
             version: status.map(|status| status.version.clone()),
-            role: member.role().map(role_name),
+            role: member.role().map(format::role),
             db_bytes: status.map_or(0, |status| status.db_size),
             db_in_use_bytes: status.map_or(0, |status| status.db_size_in_use),
         }

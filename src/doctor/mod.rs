@@ -2,14 +2,13 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `model` | results: findings, figures, the exit code; the report for scripts |
+//! | `model` | results: findings, figures by prefix and by resource, the exit code; the report for scripts |
 //! | `render` | the report for people |
 //! | `members` | endpoints: connections, health, status, quorum; paced calls |
 //! | `cluster` | gates, members that are not named, alarms |
 //! | `identity` | auth, and the permissions of rangecache's own user |
 //! | `certificates` | certificates of both sides and their validity |
 //! | `keyspace` | number of keys under each prefix, found with few and cheap calls |
-//! | `resources` | prefixes of what one list reads |
 //! | `size_estimate` | sizes of keys, from samples or from all of them |
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
@@ -24,7 +23,6 @@ mod keyspace;
 mod members;
 mod model;
 mod render;
-mod resources;
 mod size_estimate;
 #[cfg(test)]
 mod testing;

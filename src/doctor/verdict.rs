@@ -258,8 +258,7 @@ mod tests {
 
     use clap::Parser;
 
-    use super::super::model::Cost;
-    use super::super::resources::resource_of;
+    use super::super::model::{Cost, resource_of};
     use super::*;
     use crate::diagnosis::Area;
 

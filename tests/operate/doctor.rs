@@ -27,9 +27,12 @@ impl Report {
         findings.iter().any(|finding| {
             finding["area"] == area
                 && finding["severity"] == level
-                && format!("{}\n{}\n{}", finding["title"], finding["meaning"], finding["remedy"])
-                    .replace("\\\"", "\"")
-                    .contains(says)
+                && format!(
+                    "{}\n{}\n{}",
+                    finding["title"], finding["meaning"], finding["remedy"]
+                )
+                .replace("\\\"", "\"")
+                .contains(says)
         })
     }
 
@@ -268,9 +271,12 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
         .await
         .says("verdict", "warning", "check --cache-prefix");
     let mistyped = "--no-cache-prefix /registry/smal/ leaves nothing out";
-    doctor(&etcd.url(), &["--no-cache-prefix", "/registry/smal/,/registry/large/"])
-        .await
-        .says("verdict", "note", mistyped);
+    doctor(
+        &etcd.url(),
+        &["--no-cache-prefix", "/registry/smal/,/registry/large/"],
+    )
+    .await
+    .says("verdict", "note", mistyped);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,8 +6,7 @@
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `latency` | time that reads take |
 //! | `changes` | what has changed last |
-//! | `state` | mirrors, endpoints, bounds and gates |
-//! | `watches` | open watches: what serves them, and the slowest |
+//! | `state` | mirrors, watches, endpoints, bounds and gates |
 //! | `tables` | gRPC calls by code, prefixes that cost most, clients and what they cost |
 //! | `about` | the process, its certificates and its flags |
 //! | `charts` | charts as SVG |
@@ -24,7 +23,6 @@ mod parts;
 mod reads;
 mod state;
 mod tables;
-mod watches;
 
 use std::time::Duration;
 
@@ -58,7 +56,7 @@ pub(super) fn render(status: &Status) -> String {
         reads::reasons(status),
         reads::slowest(&status.slowest),
         Some(state::mirrors(status)),
-        Some(watches::watches(status)),
+        Some(state::watches(status)),
         tables::calls(status),
         tables::prefixes(&status.prefixes),
         tables::clients(&status.clients),
@@ -166,10 +164,11 @@ mod tests {
     use super::*;
     use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::{
-        Budget, CertificateStatus, ClientStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency,
-        MirrorStatus, OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
+        Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
+        OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
+    use rangecache_base::telemetry::clients::{ClientFigures, ClientName, ClientRates};
     use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
     use rangecache_base::telemetry::{Outcome, Reason};
     use rangecache_upstream::EndpointPeer;
@@ -282,16 +281,16 @@ mod tests {
                 behind_revisions: 6,
                 ..WatchStatus::default()
             },
-            clients: vec![ClientStatus {
-                kind: "certificate",
-                name: HOSTILE.to_owned(),
+            clients: vec![ClientFigures {
+                name: ClientName::of_connection(Some(HOSTILE), None),
                 connections: 1,
-                calls_in_flight: 0,
+                in_flight: 0,
                 watches: 0,
-                calls_per_second: 2.0,
-                etcd_calls_per_second: 0.0,
-                bytes_per_second: 4096.0,
-                cost: 0.0,
+                rates: ClientRates {
+                    calls: 2.0,
+                    from_etcd: 0.0,
+                    bytes: 4096.0,
+                },
                 calls: 5,
                 lists: 0,
                 from_memory: 5,
@@ -299,7 +298,7 @@ mod tests {
                 refused: 0,
                 received_bytes: 0,
                 sent_bytes: 1 << 20,
-                user_agent: HOSTILE.to_owned(),
+                agent: HOSTILE.into(),
                 last_seen: None,
             }],
             endpoints: vec![EndpointStatus {

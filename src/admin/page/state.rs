@@ -1,13 +1,16 @@
-//! Sections of the page about mirrors, endpoints, bounds and gates.
+//! Sections of the page about mirrors, watches, endpoints, bounds and gates.
 
 use std::time::Duration;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
-use super::charts;
-use super::parts::{Section, percent};
-use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status};
-use crate::diagnosis::format::{bytes, count, counted, duration};
+use super::charts::{self, Layer};
+use super::parts::{Section, key, percent, plot};
+use crate::admin::status::model::{
+    Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status, WatchStatus,
+};
+use crate::admin::status::samples::OpenWatches;
+use crate::diagnosis::format::{bytes, count, counted, duration, rate};
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::EndpointSource;
@@ -37,7 +40,7 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
     html! {
         li.card {
             (card_head(&mirror.name, stretch_class(mirror.reason), &state))
-            (PreEscaped(charts::strip(&stretches, &timeline_in_words(mirror))))
+            (charts::strip(&stretches, &timeline_in_words(mirror)))
             dl {
                 (pair("revision", &number(mirror.revision)))
                 @if let Some(age) = mirror.stale_age_ms {
@@ -134,6 +137,53 @@ fn timeline_in_words(mirror: &MirrorStatus) -> String {
     )
 }
 
+/// Open watch streams over time by what serves them, and how memory serves its own.
+pub(super) fn watches(status: &Status) -> Section {
+    let watches = &status.watches;
+    let layer = |class, of: fn(OpenWatches) -> u64| {
+        Layer::new(class, &status.samples.0, |sample| {
+            as_height(of(sample.added.watches))
+        })
+    };
+    let layers = [
+        layer("memory", |open| open.memory),
+        layer("etcd", |open| open.etcd),
+    ];
+    let content = html! {
+        p.quiet { "Open watch streams, by what serves them." }
+        ul.legend {
+            (key("memory", "from memory", Some("watches-memory"), &count(watches.open.memory)))
+            (key("etcd", "by etcd", Some("watches-etcd"), &count(watches.open.etcd)))
+        }
+        (plot(&charts::stacked(&layers, "Open watch streams, by what serves them"), rate))
+        (figures_of_watches(watches))
+    };
+    Section::new("watches", "Watches", content)
+}
+
+/// Figures of the streams that memory serves, and the reasons why etcd serves the others; nothing if memory has served
+/// none, as with `--watch-cache=off`.
+fn figures_of_watches(watches: &WatchStatus) -> Markup {
+    html! {
+        dl.pairs {
+            @if watches.memory_streams > 0 || watches.events_sent > 0 {
+                (pair("watchers served from memory", &count(watches.watchers)))
+                (pair("events sent from memory", &count(watches.events_sent)))
+                (pair("slowest watcher behind by", &counted(watches.behind_revisions, "revision")))
+                (pair("memory", &bytes(watches.memory_bytes)))
+            }
+            @for stream in &watches.etcd_streams {
+                (pair(&format!("by etcd: {}", explain_reason(stream.reason).title), &count(stream.count)))
+            }
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a height")]
+fn as_height(open: u64) -> f64 {
+    open as f64
+}
+
 pub(super) fn endpoints(endpoints: &[EndpointStatus]) -> Section {
     let cards = html! {
         ul.cards { @for endpoint in endpoints { (card_of_endpoint(endpoint)) } }
@@ -205,7 +255,7 @@ fn row_of_budget(budget: &Budget) -> Markup {
         div {
             dt { (budget.name) " " code { "--" (budget.flag) } }
             dd {
-                (PreEscaped(charts::bar(budget.ratio, class)))
+                (charts::bar(budget.ratio, class))
                 span { (format(budget.used)) " of " (format(budget.limit)) }
             }
         }
