@@ -9,6 +9,7 @@ use super::ids::{FindingId, Severity};
 use super::reasons;
 use crate::report::Style;
 use rangecache_base::telemetry::Reason;
+use rangecache_upstream::gates::{GateState, VersionGate};
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 
 /// A fact that an operator should know.
@@ -182,9 +183,55 @@ pub fn version_unknown() -> Finding {
     .with_remedy(explanation.remedy)
 }
 
+/// State of `gate` in words, and the finding about it.
+#[must_use]
+pub fn judge_gate(gate: &VersionGate, state: GateState) -> (String, Finding) {
+    let without = gate.without;
+    let (id, state) = match state {
+        GateState::Unknown => (FindingId::CapabilityUnknown, "not known yet".to_owned()),
+        GateState::Off => {
+            let flag = gate.flag.unwrap_or(gate.name);
+            (FindingId::CapabilityOff, format!("off (--{flag}): {without}"))
+        }
+        GateState::Open(version) => {
+            let state = format!("available (etcd {version})");
+            (FindingId::CapabilityAvailable, state)
+        }
+        GateState::Partial { open, endpoints } => {
+            let state = format!("available on {open} of {endpoints} endpoints");
+            (FindingId::CapabilityPartial, state)
+        }
+        GateState::TooOld(version) => {
+            let versions = gate.versions();
+            let state = format!("not available in etcd {version} (needs {versions}): {without}");
+            (FindingId::CapabilityTooOld, state)
+        }
+        GateState::Unimplemented => {
+            let state = format!("not implemented by etcd, or by a proxy in front of it: {without}");
+            (FindingId::CapabilityUnimplemented, state)
+        }
+    };
+    let finding = Finding::new(id, format!("{}: {state}", gate.title))
+        .about(gate.name)
+        .with_meaning(gate.meaning);
+    let is_closed = matches!(
+        id,
+        FindingId::CapabilityTooOld | FindingId::CapabilityUnimplemented
+    );
+    let finding = if is_closed && gate.forwards_reads {
+        let remedy = format!("Upgrade every member of etcd to {}.", gate.versions());
+        finding.with_severity(Severity::Warning).with_remedy(remedy)
+    } else {
+        finding.with_remedy("")
+    };
+    (state, finding)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rangecache_upstream::Version;
+    use rangecache_upstream::gates::{ALL, PROGRESS_NOTIFICATIONS, RANGE_STREAM};
 
     #[test]
     fn text_joins_title_and_meaning() {
@@ -212,5 +259,49 @@ mod tests {
             finding.remedy.starts_with("Fix the user") && finding.remedy.ends_with('.'),
             "{finding:?}"
         );
+    }
+
+    #[test]
+    fn closed_gate_that_forwards_reads_is_a_warning_with_the_versions_to_upgrade_to() {
+        let (_, closed) = judge_gate(&PROGRESS_NOTIFICATIONS, GateState::TooOld(Version::new(3, 5, 0)));
+        assert_eq!(closed.severity, Severity::Warning);
+        assert!(
+            closed.title.contains("etcd 3.5.0") && closed.title.contains("linearizable reads are forwarded"),
+            "{closed:?}"
+        );
+        assert!(
+            closed.remedy.contains("3.4.31, 3.5.13, 3.6.0 or later"),
+            "{closed:?}"
+        );
+    }
+
+    #[test]
+    fn optional_gate_is_at_most_a_note() {
+        let closed = GateState::TooOld(Version::new(3, 6, 1));
+        let (_, finding) = judge_gate(&RANGE_STREAM, closed);
+        assert_eq!((finding.severity, &*finding.remedy), (Severity::Note, ""));
+        let (text, finding) = judge_gate(&RANGE_STREAM, GateState::Off);
+        assert_eq!(finding.severity, Severity::Note);
+        assert!(text.starts_with("off (--range-stream)"), "{text}");
+    }
+
+    #[test]
+    fn every_gate_has_words_for_every_state() {
+        let version = Version::new(3, 5, 0);
+        for gate in ALL {
+            for state in [
+                GateState::Unknown,
+                GateState::Off,
+                GateState::Open(version),
+                GateState::Partial {
+                    open: 1,
+                    endpoints: 3,
+                },
+                GateState::TooOld(version),
+                GateState::Unimplemented,
+            ] {
+                assert!(!judge_gate(gate, state).0.is_empty());
+            }
+        }
     }
 }

@@ -184,7 +184,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         .collect();
     for gate in gates::ALL {
         let is_off = **gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
-        let (_, mut finding) = diagnosis::gates::judge(gate, gate.assess(is_off, &endpoints));
+        let (_, mut finding) = diagnosis::judge_gate(gate, gate.assess(is_off, &endpoints));
         // The title says what is done without the capability.
         finding.meaning.clear();
         if finding.severity == Severity::Warning {

@@ -81,52 +81,51 @@ pub fn run(options: &DoctorConfig) -> ExitCode {
 
 /// Examines everything. A step whose prerequisites are missing is skipped.
 pub(crate) async fn examine(options: &DoctorConfig) -> Report {
-    let mut config = options.config.clone();
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
         ..Report::default()
     };
-    if let Err(error) = config.etcd.discover().await {
-        report.find(FindingId::EtcdUnreachable, error.to_string());
-        return report;
+    if let Err((id, error)) = examine_into(&mut report, options).await {
+        report.find(id, error);
     }
+    report
+}
+
+/// Adds everything to the report.
+///
+/// # Errors
+/// What rangecache would not start with, or the first step cannot do without.
+async fn examine_into(report: &mut Report, options: &DoctorConfig) -> Result<(), (FindingId, String)> {
+    let mut config = options.config.clone();
+    let discovered = config.etcd.discover().await;
+    discovered.map_err(|error| (FindingId::EtcdUnreachable, error.to_string()))?;
     let config = &config;
-    certificates::examine_files(config, &mut report);
+    certificates::examine_files(config, report);
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = config.acceptor(&metrics) {
         report.find(FindingId::CertificateUnusable, error.to_string());
     }
-    let connector = match config.connector(&metrics) {
-        Ok(connector) => connector,
-        Err(error) => {
-            report.find(FindingId::CertificateUnusable, error.to_string());
-            return report;
-        }
-    };
-    let credentials = match Credentials::open(&config.etcd, &connector) {
-        Ok(credentials) => credentials,
-        Err(error) => {
-            report.find(FindingId::UserUnusable, error.to_string());
-            return report;
-        }
-    };
+    let connector = config.connector(&metrics);
+    let connector = connector.map_err(|error| (FindingId::CertificateUnusable, error.to_string()))?;
+    let credentials = Credentials::open(&config.etcd, &connector);
+    let credentials = credentials.map_err(|error| (FindingId::UserUnusable, error.to_string()))?;
     let tasks = TaskTracker::new();
     let mut members = members::connect(config, &connector, &credentials, &tasks).await;
-    certificates::examine_members(&members, &connector, &mut report).await;
-    let quorum = members::check_quorum(&members, &mut report).await;
-    let auth = identity::examine(config, &connector, &credentials, &members, &quorum, &mut report).await;
+    certificates::examine_members(&members, &connector, report).await;
+    let quorum = members::check_quorum(&members, report).await;
+    let auth = identity::examine(config, &connector, &credentials, &members, &quorum, report).await;
     members::read_status(&mut members).await;
-    cluster::examine(config, &members, &auth, &mut report).await;
+    cluster::examine(config, &members, &auth, report).await;
     let keyspace = match (auth.may_read_keys(), members::best(&members)) {
         (true, Some(member)) if quorum.auth_is_on.is_some() => {
-            keyspace::examine(config, options.deep, member, &auth.readable, &mut report).await
+            keyspace::examine(config, options.deep, member, &auth.readable, report).await
         }
         _ => None,
     };
-    watches::examine(config, &connector, &members, &mut report).await;
-    verdict::conclude(config, &quorum, keyspace.as_ref(), &mut report);
+    watches::examine(config, &connector, &members, report).await;
+    verdict::conclude(config, &quorum, keyspace.as_ref(), report);
     report.keyspace = keyspace;
     report.endpoints = members::facts(&members);
-    report
+    Ok(())
 }
