@@ -204,6 +204,7 @@ mod tests {
 
     const MAY_READ: AuthFacts = AuthFacts {
         is_accepted: true,
+        scopes: Vec::new(),
         readable: Vec::new(),
     };
 

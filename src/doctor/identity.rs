@@ -29,6 +29,7 @@ pub(super) async fn examine(
     let mut auth = AuthFacts {
         is_accepted: is_off,
         readable: vec![is_off; scopes.len()],
+        scopes,
     };
     let connection = members.iter().find_map(Member::connection);
     let (Some(is_on), Some(connection)) = (quorum.auth_is_on, connection) else {
@@ -51,7 +52,7 @@ pub(super) async fn examine(
         report.add(no_own_user().with_severity(Severity::Bad));
     } else if authenticate(credentials, connection, report).await {
         auth.is_accepted = true;
-        for (scope, readable) in scopes.iter().zip(&mut auth.readable) {
+        for (scope, readable) in auth.scopes.iter().zip(&mut auth.readable) {
             *readable = may_read(credentials, connection, scope, report).await;
         }
         if auth.readable.iter().all(|readable| *readable) {

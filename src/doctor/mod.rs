@@ -119,7 +119,7 @@ async fn examine_into(report: &mut Report, options: &DoctorConfig) -> Result<(),
     cluster::examine(config, &members, &auth, report).await;
     let keyspace = match (auth.may_read_keys(), members::best(&members)) {
         (true, Some(member)) if quorum.auth_is_on.is_some() => {
-            keyspace::examine(config, options.deep, member, &auth.readable, report).await
+            keyspace::examine(config, options.deep, member, &auth, report).await
         }
         _ => None,
     };

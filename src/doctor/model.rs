@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::diagnosis::{Finding, FindingId, Severity};
 use etcd_store::keyspace::PrefixGroup;
+use etcd_store::keyspace::scope::Scope;
 
 /// Result of `rangecache doctor`; sizes are in bytes.
 #[derive(Debug, Default, Serialize)]
@@ -97,7 +98,9 @@ pub(super) struct QuorumFacts {
 pub(super) struct AuthFacts {
     /// Whether etcd accepts the user, or needs none; members answer status calls only then.
     pub(super) is_accepted: bool,
-    /// Whether each scope to be mirrored may be read.
+    /// The scopes to be mirrored.
+    pub(super) scopes: Vec<Scope>,
+    /// Whether each of them may be read.
     pub(super) readable: Vec<bool>,
 }
 
@@ -105,6 +108,12 @@ impl AuthFacts {
     /// Whether any scope may be read.
     pub(super) fn may_read_keys(&self) -> bool {
         self.is_accepted && self.readable.contains(&true)
+    }
+
+    /// The scopes that may be read, with their indexes.
+    pub(super) fn readable_scopes(&self) -> impl Iterator<Item = (usize, &Scope)> {
+        let scopes = self.scopes.iter().enumerate();
+        scopes.filter(|(index, _)| self.readable[*index])
     }
 }
 

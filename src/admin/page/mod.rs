@@ -171,7 +171,6 @@ mod tests {
     use rangecache_base::telemetry::clients::{ClientFigures, ClientName, ClientRates};
     use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
     use rangecache_base::telemetry::{Outcome, Reason};
-    use rangecache_upstream::EndpointPeer;
 
     const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
 
@@ -208,21 +207,17 @@ mod tests {
                 per_second: 0.5,
                 failed_per_second: 0.25,
                 memory_ratio_last_minute: Some(0.6),
-                other_calls_per_second: 0.0,
-                events_per_second: 0.0,
-                quorum_checks_per_second: 0.0,
-                per_quorum_check: None,
                 latency_from_memory: Some(Latency {
                     p50_seconds: 0.000_12,
                     p99_seconds: 0.003,
                 }),
-                latency_by_etcd: None,
                 window_seconds: 60.0,
                 memory_ratio: Some(0.9),
                 outcomes: vec![OutcomeCount {
                     outcome: forwarded,
                     count: 2,
                 }],
+                ..Reads::default()
             },
             slowest: vec![SlowCall {
                 method: "Range",
@@ -242,8 +237,6 @@ mod tests {
             }],
             mirrors: vec![MirrorStatus {
                 name: HOSTILE.to_owned(),
-                is_everything: false,
-                reason: None,
                 revision: Some(7),
                 stale_age_ms: Some(250),
                 lag_revisions: Some(1),
@@ -253,13 +246,8 @@ mod tests {
                     memory_bytes: 2048,
                     ..MirrorMemory::default()
                 },
-                load_keys: 0,
-                load_bytes: 0,
-                adopted: Vec::new(),
-                image: None,
                 events: 3,
-                mismatches: 0,
-                timeline: Vec::new(),
+                ..MirrorStatus::default()
             }],
             calls: vec![CodeStatus {
                 grpc_code: "Unavailable",
@@ -304,18 +292,12 @@ mod tests {
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 source: "flag",
-                peer: EndpointPeer::default(),
-                is_leaving: false,
-                version: None,
                 role: "no_leader",
                 is_connected: true,
-                is_healthy: false,
-                is_avoided: false,
                 connections: 4,
                 connections_wanted: 6,
                 calls: 1,
-                last_error: String::new(),
-                no_range_stream: None,
+                ..EndpointStatus::default()
             }],
             gates: vec![GateStatus {
                 name: "RangeStream",

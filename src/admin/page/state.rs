@@ -285,7 +285,6 @@ mod tests {
     use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::AdoptedStatus;
     use crate::admin::status::model::Stretch;
-    use rangecache_upstream::EndpointPeer;
 
     fn memory() -> MirrorMemory {
         MirrorMemory {
@@ -303,20 +302,15 @@ mod tests {
         MirrorStatus {
             name: "everything".to_owned(),
             is_everything: true,
-            reason: None,
             revision: Some(7),
-            stale_age_ms: None,
             lag_revisions: Some(1),
             oldest_revision: Some(2),
             keys: 10,
             memory: memory(),
             load_keys: 9,
             load_bytes: 1 << 20,
-            adopted: Vec::new(),
-            image: None,
             events: 3,
-            mismatches: 0,
-            timeline: Vec::new(),
+            ..MirrorStatus::default()
         }
     }
 
@@ -395,18 +389,12 @@ mod tests {
         let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
-            peer: EndpointPeer::default(),
-            is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",
-            is_connected: false,
-            is_healthy: false,
-            is_avoided: false,
-            connections: 0,
             connections_wanted: 8,
-            calls: 0,
             last_error: "refused".to_owned(),
             no_range_stream,
+            ..EndpointStatus::default()
         };
         for (endpoint, text) in [
             (endpoint(None, None), "not known"),
