@@ -7,9 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
-use super::join::Join;
+use super::join::{Join, Signal};
 use super::reader::Reader;
-use super::signal::Signal;
 use crate::lineage::HistoryId;
 use rangecache_base::telemetry::Reason;
 

@@ -367,9 +367,8 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use crate::fan_out::generation::Generation;
-    use crate::fan_out::reader::Reader;
-    use crate::fan_out::signal::Signal;
+    use crate::fan_out::join::Signal;
+    use crate::fan_out::reader::{Generation, Reader};
     use crate::fan_out::tests::join;
     use crate::lineage::HistoryId;
 

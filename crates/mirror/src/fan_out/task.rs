@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backlog::{BATCHES_AT_ONCE, Backlog};
-use super::generation::Generation;
 use super::handle::{FanOut, Held, JoinRefused, JoinRequest};
-use super::reader::Reader;
+use super::reader::{Generation, Reader};
 use super::registry::Registry;
 use super::topic::Topic;
 use crate::view::{LogRead, Mirror, Observed, ReaderEnd};

@@ -421,7 +421,7 @@ mod tests {
     use etcd_wire::etcdserverpb::{ResponseHeader, WatchResponse};
     use etcd_wire::grpc::WATCH;
     use etcd_wire::grpc::frame::framed;
-    use etcd_wire::grpc::head::kept_head;
+    use etcd_wire::grpc::metadata::kept_head;
     use rangecache_upstream::fake::{self, FakeEtcd, Stream, StreamEnd};
 
     fn created(revision: i64) -> WatchResponse {
