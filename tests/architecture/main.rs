@@ -20,8 +20,9 @@ use rules::{Table, circles, crates, dependencies, folders, layers, page, rooms, 
 use tree::{Edges, Tree};
 
 /// Crates that are one room: a table of layers has their files.
-const ROOMS: [&str; 4] = [
+const ROOMS: [&str; 5] = [
     "crates/config/",
+    "crates/lean-h2/",
     "crates/mirror/",
     "crates/proxy/",
     "crates/upstream/",

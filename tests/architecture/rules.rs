@@ -170,7 +170,11 @@ pub(crate) fn dependencies(folder: &str) -> BTreeSet<String> {
     let (_, section) = manifest.split_once("\n[dependencies]\n").unwrap();
     let section = section.split("\n[").next().unwrap();
     let names = section.lines().filter_map(|line| line.split(['.', ' ']).next());
-    let own = names.filter(|name| name.starts_with("etcd-") || name.starts_with("rangecache-"));
+    let own = names.filter(|name| {
+        ["etcd-", "lean-", "rangecache-"]
+            .iter()
+            .any(|own| name.starts_with(own))
+    });
     own.map(|name| name.trim_start_matches("rangecache-").to_owned())
         .collect()
 }

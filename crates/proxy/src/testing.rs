@@ -31,7 +31,7 @@ pub struct Scene {
     pub upstream: Arc<Upstream>,
     /// Its mirrors.
     pub mirrors: Arc<Mirrors>,
-    /// Counters of its calls.
+    /// Telemetry of its calls.
     pub telemetry: Arc<Telemetry>,
     /// Flags of forwarded reads, as reloads leave them.
     pub(crate) forward: Live<ForwardConfig>,

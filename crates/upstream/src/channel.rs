@@ -1,13 +1,15 @@
 //! A connection for tonic's clients: without an identity of its own, or as rangecache's own user.
 
+use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::{pin::Pin, sync::Arc};
 
 use http::{Request, Response, Uri};
 
 use super::connection::{Connection, SendFailure};
-use super::lean::{LeanError, UpstreamBody};
 use super::outgoing::{BoxError, Outgoing};
+use super::upstream_body::UpstreamBody;
+use lean_h2::LeanError;
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use etcd_wire::grpc::Method;
+use lean_h2::STREAM_WINDOW_BYTES;
 use rangecache_base::net::SILENCE_TIMEOUT;
 
 /// The client of a connection.
@@ -110,17 +111,15 @@ impl ReceiveWindow {
     /// For streams, and for responses of any length, that are forwarded unchanged.
     pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
     /// For calls of which many are in flight at once, and whose responses are short.
-    pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
+    pub const SMALL: ReceiveWindow = ReceiveWindow {
+        stream: STREAM_WINDOW_BYTES,
+    };
     /// For the connection of one feed, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
     /// For the connection of one load: etcd sends no more than this ahead of it, in bursts of half of it for which its other
     /// clients wait. Over a network whose round trip takes a millisecond a load reads 256 MB/s at most.
     pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
 }
-
-/// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than
-/// every 5 s, and idle ones that ping at all.
-pub(super) const PING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Times for which a connection waits for a peer that is silent.
 #[derive(Clone, Copy, Debug)]

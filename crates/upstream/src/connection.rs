@@ -9,6 +9,7 @@ use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderValue, Request, Response, Uri, uri::PathAndQuery};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
+use lean_h2::{Lean, LeanError, Parts};
 use prost::Message;
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
@@ -16,9 +17,9 @@ use tokio::sync::Semaphore;
 use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
-use super::lean::{Lean, LeanError, Parts, UpstreamBody, unary_message};
 use super::outgoing::{BoxError, Outgoing};
 use super::standing::{Lineage, Peer};
+use super::upstream_body::{UpstreamBody, unary_message};
 use super::{credentials::Credentials, transport::Transport};
 
 /// Why a call got no response.
@@ -187,9 +188,9 @@ impl Connection {
         let is_whole = body.is_end_stream();
         let uri = self.uri_of(parts.uri.path_and_query().cloned());
         let begun = lean.begin(&uri, &parts.headers, &first, is_whole);
-        let (call, events) = begun.await?;
+        let begun = begun.await?;
         let rest = (!is_whole).then_some(body);
-        let mut response = Parts::response(call, events, rest).await?;
+        let mut response = Parts::response(begun, rest).await?;
         self.note_response(&mut response);
         Ok(response)
     }
@@ -206,7 +207,7 @@ impl Connection {
             return Err(SendFailure::Full(Box::new(request)));
         };
         match lean.begin(&parts.uri, &parts.headers, &body, true).await {
-            Ok((call, events)) => match Parts::response(call, events, None).await {
+            Ok(begun) => match Parts::response(begun, None).await {
                 Ok(mut response) => {
                     self.note_response(&mut response);
                     Ok(response)
@@ -338,6 +339,7 @@ mod tests {
     use std::{task::Poll, time::Duration};
 
     use bytes::Bytes;
+    use lean_h2::testing::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::{task::JoinHandle, time::Instant};
@@ -346,10 +348,8 @@ mod tests {
     use super::*;
     use crate::class::{Client, Timeouts};
     use crate::fake::{Answer, FakeEtcd};
-    use crate::lean::is_reset;
-    use crate::lean::tests::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use crate::testing::{SOON, open};
-    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES};
+    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES, upstream_body::is_reset};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

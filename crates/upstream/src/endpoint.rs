@@ -5,6 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use etcd_wire::etcdserverpb::StatusResponse;
+use lean_h2::Lean;
 use parking_lot::Mutex;
 use rangecache_base::telemetry::state_changes::{ChangeKind, StateChanges};
 use rangecache_base::{net::Url, panics::restarting};
@@ -17,7 +18,7 @@ use super::capabilities::{LowestVersion, NoRangeStream, Role, ServerCapabilities
 use super::clusters::{Clusters, ConnectionSlot};
 use super::{
     backoff::Backoff, class::ConnectionClass, connection::Connection, credentials::Credentials,
-    gates::Version, lean::Lean, standing::EndpointPeer, transport::ConnectError,
+    gates::Version, standing::EndpointPeer, transport::ConnectError,
 };
 
 /// First pause between attempts to connect.
@@ -692,8 +693,8 @@ mod tests {
     use etcd_wire::etcdserverpb::ResponseHeader;
 
     use super::*;
-    use crate::class::{ReceiveWindow, Timeouts};
-    use crate::{class::Client, fake::FakeEtcd};
+    use crate::class::{Client, ReceiveWindow, Timeouts};
+    use crate::fake::FakeEtcd;
 
     #[tokio::test]
     async fn member_that_responds_on_any_connection_is_not_silent() {

@@ -10,9 +10,9 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::fake::{Answer, FakeEtcd};
-use super::lean::tests::{DATA, END_HEADERS, END_STREAM, HEADERS, OK, Peer, SETTINGS, WINDOW_UPDATE};
 use super::testing::{SOON, start, status};
 use super::{ConnectionClass, Outgoing};
+use lean_h2::testing::{DATA, END_HEADERS, END_STREAM, HEADERS, OK, Peer, SETTINGS, WINDOW_UPDATE};
 use rangecache_base::net::Url;
 
 type Server = h2::server::Connection<TcpStream, Bytes>;

@@ -4,11 +4,11 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use lean_h2::{Lean, LeanError, PING_INTERVAL};
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
-use super::class::{Client, PING_INTERVAL, ReceiveWindow, Timeouts};
-use super::lean::{Lean, LeanError};
+use super::class::{Client, ReceiveWindow, Timeouts};
 use super::{capabilities::ServerCapabilities, outgoing::Outgoing};
 
 /// Bound on the metadata of a response.
@@ -65,7 +65,7 @@ fn begin_lean(
     stream: Stream,
     server: Arc<ServerCapabilities>,
 ) -> (Transport, Driver) {
-    let (lean, driver) = Lean::new(stream, timeouts);
+    let (lean, driver) = Lean::new(stream, timeouts.ping);
     let url = url.clone();
     let driver = async move {
         let error = driver.await;

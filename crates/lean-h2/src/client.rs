@@ -9,7 +9,9 @@
 //! acknowledgement leaves with the next request.
 
 use std::task::{Context, Poll};
-use std::{collections::HashMap, convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc};
+use std::{
+    collections::HashMap, convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, time::Duration,
+};
 
 use bytes::{Buf as _, BytesMut};
 use http::{HeaderMap, Uri};
@@ -21,12 +23,14 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
+use super::frame::{self, Frame, FrameReader, LeanError, MAX_PAYLOAD_BYTES};
+use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
-use super::{frame::LeanError, head};
-use crate::class::{PING_INTERVAL, Timeouts};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than
+/// every 5 s, and idle ones that ping at all.
+pub const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// Largest window of HTTP/2.
 const MAX_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Windows before any settings.
@@ -50,7 +54,7 @@ const READ_BYTES: usize = 16 << 10;
 
 /// A client: the connection ends once it is dropped, with the last call in flight.
 #[derive(Debug)]
-pub(crate) struct Lean(Arc<LeanConnection>);
+pub struct Lean(Arc<LeanConnection>);
 
 /// A connection.
 #[derive(Debug)]
@@ -125,6 +129,13 @@ impl Drop for CloseOnDrop {
     }
 }
 
+/// A call that was sent, whose response [`Parts`](crate::Parts) read.
+#[derive(Debug)]
+pub struct Begun {
+    pub(super) call: InFlightCall,
+    pub(super) parts: mpsc::Receiver<Result<Event, LeanError>>,
+}
+
 /// A call in flight: given up when it is dropped before its end.
 #[derive(Debug)]
 pub(crate) struct InFlightCall {
@@ -153,9 +164,9 @@ impl Drop for Lean {
 
 impl Lean {
     /// A client on `stream`, on which nothing was sent yet, and what drives it: that returns why the connection ended.
-    pub(crate) fn new(
+    pub fn new(
         stream: Stream,
-        timeouts: Timeouts,
+        ping_timeout: Duration,
     ) -> (Lean, impl Future<Output = LeanError> + Send + use<>) {
         let (reader, socket) = tokio::io::split(stream);
         let mut write = BytesMut::from(PREFACE);
@@ -192,7 +203,7 @@ impl Lean {
         let driven = CloseOnDrop(Arc::clone(&shared));
         (
             Lean(shared),
-            async move { driven.0.drive(reader, timeouts).await },
+            async move { driven.0.drive(reader, ping_timeout).await },
         )
     }
 
@@ -203,17 +214,19 @@ impl Lean {
     }
 
     /// Whether no call can be made any more.
-    pub(crate) fn is_closed(&self) -> bool {
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 
     /// Limits that the server has announced, if they take a client that waits: then no call can be made any more.
-    pub(crate) fn too_tight(&self) -> Option<&'static str> {
+    #[must_use]
+    pub fn too_tight(&self) -> Option<&'static str> {
         self.0.state.lock().too_tight
     }
 
     /// Resolves once no call can be made any more. Those in flight may continue.
-    pub(crate) async fn until_closed(&self) {
+    pub async fn until_closed(&self) {
         self.0.closed.cancelled().await;
     }
 
@@ -221,7 +234,7 @@ impl Lean {
     ///
     /// # Errors
     /// [`LeanError`]
-    pub(crate) async fn call(&self, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Result<Whole, LeanError> {
+    pub async fn call(&self, uri: &Uri, headers: &HeaderMap, body: &[u8]) -> Result<Whole, LeanError> {
         let (sender, response) = oneshot::channel();
         let call = PendingCall::Whole(Box::default(), sender);
         let _in_flight = self.0.send(call, uri, headers, body, true).await?;
@@ -233,18 +246,19 @@ impl Lean {
     ///
     /// # Errors
     /// [`LeanError`]; nothing was sent then.
-    pub(crate) async fn begin(
+    pub async fn begin(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
         body: &[u8],
         is_whole: bool,
-    ) -> Result<(InFlightCall, mpsc::Receiver<Result<Event, LeanError>>), LeanError> {
+    ) -> Result<Begun, LeanError> {
         let (sender, parts) = mpsc::channel(MAX_UNREAD_PARTS);
         let sent = self
             .0
             .send(PendingCall::Parts(sender), uri, headers, body, is_whole);
-        Ok((sent.await?, parts))
+        let call = sent.await?;
+        Ok(Begun { call, parts })
     }
 }
 
@@ -315,7 +329,7 @@ impl LeanConnection {
         }
     }
 
-    async fn drive(&self, mut reader: ReadHalf<Stream>, timeouts: Timeouts) -> LeanError {
+    async fn drive(&self, mut reader: ReadHalf<Stream>, ping_timeout: Duration) -> LeanError {
         tokio::select! {
             // In this order: an answer that has arrived is read before a write that fails ends the connection.
             biased;
@@ -329,7 +343,7 @@ impl LeanConnection {
                 Err(error) => error.into(),
             },
             never = self.write_ping_acks() => match never {},
-            error = self.until_unresponsive(timeouts) => error,
+            error = self.until_unresponsive(ping_timeout) => error,
         }
     }
 
@@ -344,8 +358,8 @@ impl LeanConnection {
     }
 
     /// Pings a peer that has sent nothing for [`PING_INTERVAL`] while calls are in flight; completes when it sends nothing after a
-    /// ping for as long as `timeouts` say.
-    async fn until_unresponsive(&self, timeouts: Timeouts) -> LeanError {
+    /// ping for `ping_timeout`.
+    async fn until_unresponsive(&self, ping_timeout: Duration) -> LeanError {
         let mut next = Instant::now() + PING_INTERVAL;
         loop {
             tokio::time::sleep_until(next).await;
@@ -363,7 +377,7 @@ impl LeanConnection {
                 state.pinged = Some(now);
                 self.unwritten.notify_one();
             }
-            let given_up = state.pinged.map_or(now, |pinged| pinged + timeouts.ping);
+            let given_up = state.pinged.map_or(now, |pinged| pinged + ping_timeout);
             if given_up <= now {
                 return LeanError::Unresponsive;
             }

@@ -1,21 +1,17 @@
-//! Parts of a response, whole ones, and the message of a unary gRPC response.
+//! Parts of a response, and whole ones.
 
 use bytes::{Bytes, BytesMut};
-use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use http::{HeaderMap, Response, StatusCode};
-use prost::Message;
-use tonic::{Code, Status};
+use http::{HeaderMap, Response};
 
 use super::{frame::LeanError, head::Head};
-use crate::class::ReceiveWindow;
 
 /// Window of each stream: bytes that a response may have before it is read, as budgets count them.
-pub(super) const STREAM_WINDOW_BYTES: u32 = ReceiveWindow::SMALL.stream;
+pub const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// Bound on a response that is read as a whole.
 const MAX_WHOLE_BYTES: usize = 64 << 20;
 
 /// The whole of a response: the body's bytes, and its trailers.
-pub(crate) type Whole = Response<(Bytes, Option<HeaderMap>)>;
+pub type Whole = Response<(Bytes, Option<HeaderMap>)>;
 
 /// A part of a response.
 #[derive(Debug)]
@@ -102,29 +98,4 @@ impl Head {
         *response.headers_mut() = self.headers;
         response
     }
-}
-
-/// The message of a unary response.
-///
-/// # Errors
-/// The status of the response, or why it is none of gRPC's.
-pub(crate) fn unary_message<R: Message + Default>(response: Whole) -> Result<R, Status> {
-    let (parts, (body, trailers)) = response.into_parts();
-    if parts.status != StatusCode::OK {
-        return Err(Status::unavailable(format!(
-            "the peer answers with {}",
-            parts.status
-        )));
-    }
-    match Status::from_header_map(trailers.as_ref().unwrap_or(&parts.headers)) {
-        Some(status) if status.code() == Code::Ok => {}
-        Some(status) => return Err(status),
-        None => return Err(Status::unavailable("the peer answers without a status")),
-    }
-    let prefix = Prefix::parse(&body).filter(|prefix| !prefix.is_compressed);
-    let message = body.get(PREFIX_BYTES..).unwrap_or_default();
-    if prefix.is_none_or(|prefix| prefix.length_bytes as usize != message.len()) {
-        return Err(Status::internal("the response is not one message"));
-    }
-    R::decode(message).map_err(|error| Status::internal(error.to_string()))
 }

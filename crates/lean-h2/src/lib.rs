@@ -9,8 +9,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `client` | [`Lean`]: calls in flight, what is written, and the task that reads |
-//! | `response` | parts of a response, whole ones, and the message of a unary one |
-//! | `parts` | bodies of responses, which are read as they arrive |
+//! | `response` | parts of a response, and whole ones |
+//! | `parts` | responses that are read as they arrive |
 //! | `frame` | frames, and why a call failed |
 //! | `head` | headers in HPACK |
 
@@ -21,15 +21,14 @@ pub mod fuzzing;
 mod head;
 mod parts;
 mod response;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 
+pub use client::{Begun, Lean, PING_INTERVAL};
+pub use frame::LeanError;
 /// Bound on the body of a request: one frame.
 pub use frame::MAX_PAYLOAD_BYTES as MAX_SHORT_BYTES;
-
-pub(super) use client::Lean;
-pub(super) use frame::LeanError;
-pub(super) use parts::Parts;
-pub use parts::{UpstreamBody, is_reset};
-pub(super) use response::unary_message;
-
-#[cfg(test)]
-pub(crate) mod tests;
+pub use parts::Parts;
+pub use response::{STREAM_WINDOW_BYTES, Whole};

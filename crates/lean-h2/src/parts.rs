@@ -1,22 +1,21 @@
-//! Bodies of etcd's responses, from either client; those of the lean one are read as they arrive, while the request may still be
-//! sent.
+//! Responses that are read as they arrive, while the request may still be sent.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::Response;
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::Either;
-use hyper::body::Incoming;
+use http_body::{Body, Frame};
 use tokio::sync::mpsc;
 
+use super::client::{Begun, InFlightCall};
+use super::frame::LeanError;
 use super::response::{Event, ReadBytes};
-use super::{client::InFlightCall, frame::LeanError};
-use crate::outgoing::BoxError;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of a response that is read as it arrives, while the request's body may still be sent.
-pub(crate) struct Parts {
+pub struct Parts {
     call: InFlightCall,
     parts: mpsc::Receiver<Result<Event, LeanError>>,
     /// The rest of the request's body.
@@ -34,18 +33,17 @@ impl std::fmt::Debug for Parts {
 }
 
 impl Parts {
-    /// Waits for the head of the response to `call`, whose request has `rest` to send.
+    /// Waits for the head of the response to a call, whose request has `rest` to send.
     ///
     /// # Errors
     /// [`LeanError`], and those of `rest`.
-    pub(crate) async fn response(
-        call: InFlightCall,
-        parts: mpsc::Receiver<Result<Event, LeanError>>,
+    pub async fn response(
+        begun: Begun,
         rest: Option<tonic::body::Body>,
     ) -> Result<Response<Parts>, BoxError> {
         let mut parts = Parts {
-            call,
-            parts,
+            call: begun.call,
+            parts: begun.parts,
             request: rest,
             read: ReadBytes::default(),
             has_ended: false,
@@ -126,52 +124,5 @@ impl Body for Parts {
 
     fn is_end_stream(&self) -> bool {
         self.has_ended
-    }
-}
-
-/// Body of a response.
-#[derive(Debug)]
-pub struct UpstreamBody(Either<Incoming, Parts>);
-
-impl From<Incoming> for UpstreamBody {
-    fn from(body: Incoming) -> UpstreamBody {
-        UpstreamBody(Either::Left(body))
-    }
-}
-
-impl From<Parts> for UpstreamBody {
-    fn from(body: Parts) -> UpstreamBody {
-        UpstreamBody(Either::Right(body))
-    }
-}
-
-/// Whether etcd itself has ended a call with this error: it has reset the stream, and the connection was not lost.
-#[must_use]
-pub fn is_reset(error: &BoxError) -> bool {
-    if let Some(error) = error.downcast_ref::<LeanError>() {
-        return matches!(error, LeanError::Reset(_));
-    }
-    std::error::Error::source(&**error)
-        .and_then(|source| source.downcast_ref::<h2::Error>())
-        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
-}
-
-impl Body for UpstreamBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.0).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
     }
 }

@@ -7,31 +7,16 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use rangecache_edge::write_batching::PING_ACK_DELAY;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::{net::TcpStream, time::Instant};
+use tokio::time::Instant;
 use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::{LeanError, client::Lean, head, parts::Parts, response::Whole};
-use crate::class::{PING_INTERVAL, Timeouts};
-use crate::fake::FakeEtcd;
+use super::client::{Lean, PING_INTERVAL};
+use super::{frame::LeanError, head, parts::Parts, response::Whole, testing::*};
 
-const SOON: Duration = Duration::from_secs(20);
-pub(crate) const DATA: u8 = 0;
-pub(crate) const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-pub(crate) const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-pub(crate) const GOAWAY: u8 = 7;
-pub(crate) const WINDOW_UPDATE: u8 = 8;
-const CONTINUATION: u8 = 9;
-pub(crate) const END_STREAM: u8 = 1;
-const ACK: u8 = 1;
-pub(crate) const END_HEADERS: u8 = 4;
-const PADDED: u8 = 8;
-/// `:status: 200` by index.
-pub(crate) const OK: [u8; 1] = [0x88];
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn uri() -> Uri {
     Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range")
@@ -45,9 +30,6 @@ async fn call(lean: &Lean, body: &[u8]) -> Result<Whole, LeanError> {
     tokio::time::timeout(SOON, called).await.expect("the call ends")
 }
 
-/// The server's side of a connection, as a test plays it.
-pub(crate) struct Peer<S = DuplexStream>(S);
-
 /// Why the connection of a client ended.
 type End = JoinHandle<LeanError>;
 
@@ -60,7 +42,7 @@ impl Peer {
     /// A client, and its peer, with a socket that takes no more than `bytes` that the other side has not read.
     async fn with_buffer(bytes: usize) -> (Peer, Lean, End) {
         let (ours, theirs) = tokio::io::duplex(bytes);
-        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))), Timeouts::OWN);
+        let (lean, driver) = Lean::new(Either::Left(Either::Right(Either::Right(ours))), PING_TIMEOUT);
         let end = tokio::spawn(driver);
         let mut peer = Peer::on(theirs).await;
         let (kind, flags, stream, settings) = peer.frame().await;
@@ -69,52 +51,6 @@ impl Peer {
         assert_eq!(settings, [0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0]);
         assert_eq!(peer.frame().await.0, WINDOW_UPDATE);
         (peer, lean, end)
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
-    /// The peer on `stream` that has read the preface.
-    pub(crate) async fn on(stream: S) -> Peer<S> {
-        let mut peer = Peer(stream);
-        let mut preface = [0; 24];
-        peer.0.read_exact(&mut preface).await.unwrap();
-        assert_eq!(&preface, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
-        peer
-    }
-
-    pub(crate) async fn send(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        let mut frame = BytesMut::new();
-        frame.put_uint(payload.len() as u64, 3);
-        frame.put_slice(&[kind, flags]);
-        frame.put_u32(stream);
-        frame.put_slice(payload);
-        self.0.write_all(&frame).await.unwrap();
-    }
-
-    /// The kind, flags, stream and payload of the next frame.
-    pub(crate) async fn frame(&mut self) -> (u8, u8, u32, Vec<u8>) {
-        let mut prefix = [0; 9];
-        let reading = self.0.read_exact(&mut prefix);
-        tokio::time::timeout(SOON, reading).await.unwrap().unwrap();
-        let [a, b, c, kind, flags, stream @ ..] = prefix;
-        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
-        self.0.read_exact(&mut payload).await.unwrap();
-        (kind, flags, u32::from_be_bytes(stream), payload)
-    }
-
-    /// Reads up to the end of a request, and returns its stream.
-    pub(crate) async fn request(&mut self) -> u32 {
-        loop {
-            if let (DATA, END_STREAM, stream, _) = self.frame().await {
-                return stream;
-            }
-        }
-    }
-
-    /// Answers the request of `stream` with `body` and without trailers.
-    pub(crate) async fn answer(&mut self, stream: u32, body: &[u8]) {
-        self.send(HEADERS, END_HEADERS, stream, &OK).await;
-        self.send(DATA, END_STREAM, stream, body).await;
     }
 }
 
@@ -138,50 +74,6 @@ async fn end_after(script: impl AsyncFnOnce(&mut Peer, u32)) -> LeanError {
     assert!(lean.is_closed());
     assert!(matches!(call(&lean, b"").await, Err(LeanError::Closed)));
     end
-}
-
-#[tokio::test]
-async fn calls_to_hypers_server_are_answered_on_one_connection() {
-    // Of one and of several frames.
-    let sizes = [0, 1, 300, 70_000, 1 << 20];
-    let etcd = FakeEtcd::start(move |_, message| {
-        let size = u32::from_be_bytes(message[..4].try_into().unwrap());
-        std::future::ready(match size {
-            1 => Err((11, "etcdserver: mvcc: required revision has been compacted")),
-            size => Ok(vec![7; size as usize]),
-        })
-    })
-    .await;
-    let address = etcd.url.authority().to_string();
-    let stream = TcpStream::connect(address).await.unwrap();
-    stream.set_nodelay(true).unwrap();
-    let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Timeouts::OWN);
-    let driver = tokio::spawn(driver);
-    for size in sizes.iter().cycle().take(200).copied() {
-        let mut body = vec![0, 0, 0, 0, 4];
-        body.put_u32(size);
-        let response = call(&lean, &body).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(response.headers()["content-type"], "application/grpc");
-        let (body, trailers) = response.into_body();
-        let trailers = trailers.unwrap();
-        if size == 1 {
-            assert_eq!(trailers["grpc-status"], "11");
-            assert_eq!(
-                trailers["grpc-message"],
-                "etcdserver: mvcc: required revision has been compacted"
-            );
-        } else {
-            assert_eq!(trailers["grpc-status"], "0");
-            assert_eq!(body.len(), 5 + size as usize);
-            assert!(body[5..].iter().all(|byte| *byte == 7));
-        }
-    }
-    let calls = etcd.calls.lock();
-    assert!(calls.iter().all(|(connection, path, headers)| {
-        *connection == 1 && path == uri().path() && headers["te"] == "trailers"
-    }));
-    assert!(!driver.is_finished());
 }
 
 #[tokio::test]
@@ -342,13 +234,13 @@ async fn answer_of_a_peer_that_was_closed_is_read() {
     for _ in 0..64 {
         let (mut peer, lean, _end) = Peer::with_buffer(24 << 10).await;
         let (uri, headers, long) = (uri(), HeaderMap::new(), &[0; 16_384]);
-        let (first, parts) = lean.begin(&uri, &headers, long, true).await.unwrap();
+        let first = lean.begin(&uri, &headers, long, true).await.unwrap();
         let _second = lean.begin(&uri, &headers, long, true).await.unwrap();
         // The driver finds that the socket takes nothing.
         tokio::time::sleep(Duration::from_millis(1)).await;
         peer.answer(1, b"answer").await;
         drop(peer);
-        let response = Parts::response(first, parts, None).await.unwrap();
+        let response = Parts::response(first, None).await.unwrap();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         assert_eq!(body, b"answer"[..]);
     }
@@ -422,10 +314,10 @@ async fn call_that_is_reset_fails_and_others_continue() {
     second.unwrap();
 
     // One whose response is read in parts.
-    let (in_flight, parts) = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
+    let begun = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
     let stream = peer.request().await;
     peer.send(RST_STREAM, 0, stream, &[0, 0, 0, 7]).await;
-    let error = Parts::response(in_flight, parts, None).await.unwrap_err();
+    let error = Parts::response(begun, None).await.unwrap_err();
     let error = error.downcast::<LeanError>().unwrap();
     assert_eq!(reset(*error), Some(h2::Reason::REFUSED_STREAM));
 }
@@ -551,11 +443,11 @@ async fn response_is_read_while_the_request_is_sent() {
     let (mut peer, lean, _end) = Peer::new().await;
     let (requests, rest) = tokio::sync::mpsc::channel(1);
     let rest = StreamBody::new(ReceiverStream::new(rest));
-    let (in_flight, parts) = lean
+    let begun = lean
         .begin(&uri(), &HeaderMap::new(), b"first", false)
         .await
         .unwrap();
-    let opening = Parts::response(in_flight, parts, Some(tonic::body::Body::new(rest)));
+    let opening = Parts::response(begun, Some(tonic::body::Body::new(rest)));
     let answering = async {
         let mut frames = vec![peer.frame().await, peer.frame().await];
         assert_eq!(frames.pop().unwrap(), (DATA, 0, 1, b"first".to_vec()));
@@ -589,7 +481,7 @@ async fn peer_that_is_silent_while_a_call_is_in_flight_is_given_up() {
     };
     let calling = async { lean.call(&uri(), &HeaderMap::new(), b"").await };
     beside(calling, playing).await.unwrap_err();
-    assert!(began.elapsed() <= PING_INTERVAL + Timeouts::OWN.ping);
+    assert!(began.elapsed() <= PING_INTERVAL + PING_TIMEOUT);
     assert!(matches!(end.await.unwrap(), LeanError::Unresponsive));
 }
 
@@ -601,13 +493,16 @@ async fn connection_ends_with_its_client_and_the_last_call() {
     drop(peer);
 
     let (mut peer, lean, end) = Peer::new().await;
-    let (in_flight, mut parts) = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
+    let mut begun = lean.begin(&uri(), &HeaderMap::new(), b"", true).await.unwrap();
     drop(lean);
     let stream = peer.request().await;
     peer.send(HEADERS, END_HEADERS, stream, &OK).await;
-    assert!(parts.recv().await.is_some(), "a call in flight gets its response");
+    assert!(
+        begun.parts.recv().await.is_some(),
+        "a call in flight gets its response"
+    );
     assert!(!end.is_finished());
-    drop(in_flight);
+    drop(begun);
     assert!(matches!(end.await.unwrap(), LeanError::Closed));
 }
 

@@ -6,17 +6,19 @@
     reason = "compiled for tests and fuzz targets only"
 )]
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rangecache_base::net::from_unix;
-use tokio::{io::AsyncWriteExt as _, net::UnixStream};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::UnixStream;
 use tokio_util::either::Either;
 
 use super::client::Lean;
-use crate::class::Timeouts;
 
 type Answer = (StatusCode, HeaderMap, Bytes, HeaderMap);
 
@@ -53,7 +55,7 @@ fn answering(sent: &[u8], piece: u8) -> UnixStream {
 }
 
 async fn by_lean(client: UnixStream) -> Option<Answer> {
-    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Timeouts::OWN);
+    let (lean, driver) = Lean::new(Either::Left(from_unix(client)), Duration::from_secs(5));
     tokio::spawn(driver);
     let uri = Uri::from_static("http://etcd/path");
     let response = lean.call(&uri, &HeaderMap::new(), b"").await.ok()?;
