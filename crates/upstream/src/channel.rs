@@ -1,15 +1,14 @@
 //! A connection for tonic's clients: without an identity of its own, or as rangecache's own user.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{pin::Pin, sync::Arc};
 
 use http::{Request, Response, Uri};
+use lean_h2::LeanError;
 
 use super::connection::{Connection, SendFailure};
 use super::outgoing::{BoxError, Outgoing};
 use super::upstream_body::UpstreamBody;
-use lean_h2::LeanError;
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]

@@ -4,14 +4,13 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS, HISTORY, HubHistory, HubProof, Origin};
+use etcd_wire::grpc::metadata::{CHECK, PROBE};
 use http::{Extensions, HeaderName, Response};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
-
-use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS, HISTORY, HubHistory, HubProof, Origin};
-use etcd_wire::grpc::metadata::{CHECK, PROBE};
 
 /// Rangecaches that are remembered: those behind a balancer are few.
 const MAX_HUBS: usize = 16;
