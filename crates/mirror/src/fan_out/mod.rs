@@ -32,6 +32,7 @@ mod topic;
 pub use handle::{FanOut, FanOutBounds, Held, JoinRefused};
 pub use join::{Join, Signal};
 pub use reader::{Picked, Reader, Taken};
+
 pub(super) use task::follow;
 
 #[cfg(test)]
