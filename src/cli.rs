@@ -2,24 +2,18 @@
 //!
 //! Without a command rangecache serves, with the same flags as `serve`. Uses `config` and the flags of the other commands.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fmt::Display;
 use std::io::{self, Write};
-use std::path::PathBuf;
-use std::process::ExitCode;
+use std::{collections::BTreeSet, ffi::OsString, fmt::Display, path::PathBuf, process::ExitCode};
 
-use clap::error::ErrorKind;
-use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
+use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _, error::ErrorKind};
 use clap_complete::{Generator as _, Shell};
-
-use crate::diff::DiffConfig;
-use crate::doctor::DoctorConfig;
-use crate::running::{CtlConfig, HealthConfig, StatusConfig};
-use crate::static_pod::{StaticPodAction, StaticPodConfig};
 use rangecache_config::{
     Config, FlagsFile, FlagsFileError, Setting, check_names, effective, settings, summary, with_environment,
 };
+
+use crate::running::{CtlConfig, HealthConfig, StatusConfig};
+use crate::static_pod::{StaticPodAction, StaticPodConfig};
+use crate::{diff::DiffConfig, doctor::DoctorConfig};
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;

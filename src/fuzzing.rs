@@ -5,10 +5,8 @@
 
 use etcd_store::cache;
 use etcd_wire::{grpc, protobuf};
-
-use rangecache_edge::server;
-
 use rangecache_config as config;
+use rangecache_edge::server;
 use rangecache_mirror as mirror;
 use rangecache_proxy as proxy;
 use rangecache_upstream as upstream;

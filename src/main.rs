@@ -5,8 +5,7 @@
 use std::process::ExitCode;
 
 use rangecache::cli::{self, Task};
-use rangecache::report::print;
-use rangecache::{diff, doctor, running, serve, static_pod};
+use rangecache::{diff, doctor, report::print, running, serve, static_pod};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -3,20 +3,17 @@
 //! The command line and the environment of a process cannot change, the file of `--flags-file` can. A reload reads all of
 //! them again and validates them before it changes anything.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use serde::Serialize;
-use tokio::sync::{mpsc, oneshot};
-
-use crate::cli::Serving;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_base::telemetry::log::LogLevel;
-use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_base::telemetry::{Telemetry, log::LogLevel, state_changes::ChangeKind};
 use rangecache_config::{LiveConfig, RELOADABLE, Setting, bounds};
 use rangecache_mirror::Mirrors;
 use rangecache_proxy::Proxy;
 use rangecache_upstream::Upstream;
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cli::Serving;
 
 /// Reloads that may wait.
 const MAX_WAITING: usize = 8;
@@ -232,11 +229,12 @@ fn shown(setting: &Setting) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use clap::{CommandFactory as _, FromArgMatches as _};
     use rangecache_base::telemetry::log;
     use rangecache_config::{Config, settings};
     use rangecache_proxy::testing::Scene;
+
+    use super::*;
 
     /// A reloader of a process that started with `flags`, as `scene` did.
     fn reloader(scene: &Scene, flags: &[&str]) -> Reloader {

@@ -4,13 +4,10 @@
 //! as not set and is reported. Headers, resource attributes and compression are only checked here: the library reads them
 //! itself, and leaves out what it cannot use.
 
-use std::cell::RefCell;
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{cell::RefCell, path::PathBuf, time::Duration};
 
 use http::{HeaderName, Uri};
 use opentelemetry_sdk::trace::Sampler;
-
 use rangecache_base::net::{Url, UrlError};
 use rangecache_edge::tls;
 

@@ -2,19 +2,16 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-use tokio::sync::watch;
-
-use super::files::ProcessFiles;
-use super::stages::Stages;
-use rangecache_base::telemetry::clients::ClientRegistry;
-use rangecache_base::telemetry::{Metrics, Telemetry};
+use rangecache_base::telemetry::{Metrics, Telemetry, clients::ClientRegistry};
 use rangecache_config::{Config, LiveConfig, Setting, bounds};
 use rangecache_edge::limits::OpenConnections;
 use rangecache_edge::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache_mirror::Mirrors;
 use rangecache_proxy::{self as proxy, Access, Proxy, ProxyFlags};
 use rangecache_upstream::{Credentials, RangeStream, Upstream, follow_members, follow_srv};
+use tokio::{runtime::Handle, sync::watch};
+
+use super::{files::ProcessFiles, stages::Stages};
 
 /// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].
 pub struct Assembly {

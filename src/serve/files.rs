@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::otlp::{Exporter, IgnoredOtel, OtelConfig};
 use rangecache_base::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use rangecache_base::telemetry::trace::Tracer;
 use rangecache_base::telemetry::{AccessLogConfig, Metrics};
 use rangecache_config::Config;
 use rangecache_edge::tls::{Acceptor, Connector};
+
+use crate::otlp::{Exporter, IgnoredOtel, OtelConfig};
 
 /// TLS of both sides, the access log and the exporter of traces, with the metrics that count for them.
 #[derive(Debug)]

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Time for background tasks to stop, even if calls have used up all of --shutdown-timeout.
 pub(super) const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(500);

@@ -1,10 +1,8 @@
 //! Flags of `rangecache static-pod`: those of serving, which the manifest contains, and its own.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
-
 use rangecache_base::flags::{Switch as _, parse_duration};
 use rangecache_config::Config;
 

@@ -9,9 +9,10 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use rangecache_base::net::Url;
+
 use super::flags::StaticPodConfig;
 use super::manifest::{self, Manifest};
-use rangecache_base::net::Url;
 
 /// Files of one release.
 #[derive(Debug)]

@@ -1,8 +1,6 @@
 //! Installations into a temporary folder, with a server in the place of the pod.
 
-use std::cell::Cell;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::{cell::Cell, os::unix::fs::PermissionsExt as _, path::Path};
 
 use clap::FromArgMatches as _;
 use tempfile::TempDir;

@@ -3,15 +3,10 @@
 //! [`Url`] is the value of a flag, [`Plain`] a connected socket, and [`Stream`] a socket with or without TLS, over
 //! which calls go.
 
-use std::fmt;
-use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::path::PathBuf;
-use std::str::FromStr;
-use std::time::Duration;
+use std::{fmt, io, path::PathBuf, str::FromStr, time::Duration};
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};

@@ -4,10 +4,7 @@
 //! [`install`] counts and logs every panic; [`caught`] turns it into an error for the caller, [`restarting`] restarts a
 //! task.
 
-use std::any::Any;
-use std::future::Future;
-use std::panic::AssertUnwindSafe;
-use std::time::Duration;
+use std::{any::Any, future::Future, panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt;
 

@@ -4,9 +4,7 @@
 
 #[cfg(debug_assertions)]
 mod hosts {
-    use std::cell::RefCell;
-    use std::collections::BTreeMap;
-    use std::io;
+    use std::{cell::RefCell, collections::BTreeMap, io};
 
     use tokio::io::{DuplexStream, duplex};
     use tokio::sync::mpsc;

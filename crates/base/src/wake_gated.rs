@@ -4,11 +4,9 @@
 //! would poll the stop of the process, the end of its age and the client's next request at each event, and each of these
 //! polls takes locks that other tasks need.
 
-use std::future::poll_fn;
-use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::{future::poll_fn, pin::pin, sync::Arc};
 
 use parking_lot::Mutex;
 

@@ -108,16 +108,15 @@ fn bytes(value: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use clap::{CommandFactory, Parser};
-
-    use super::*;
+    use rangecache_base::memory::MemoryLimit;
     use rangecache_edge::limits::{
         FIXED_BYTES, MIN_BUFFER_BYTES, connections_memory, default_buffer_bytes, default_connections,
         default_handshakes,
     };
-
-    use rangecache_base::memory::MemoryLimit;
     use rangecache_mirror::default_cache_bytes;
     use rangecache_proxy::default_watch_bytes;
+
+    use super::*;
 
     #[test]
     fn alerts_and_dashboard_name_only_bounds_of_the_list() {

@@ -1,10 +1,8 @@
 //! Environment variables of the flags, and the effective settings as text.
 
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
-use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, CommandFactory as _};
+use clap::{Arg, ArgMatches, Command, CommandFactory as _, parser::ValueSource};
 
 use super::flags::Config;
 

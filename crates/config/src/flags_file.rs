@@ -2,12 +2,10 @@
 //! the form in which `rangecache config` prints the settings.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{ffi::OsString, fs};
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory as _};
+use clap::{ArgMatches, CommandFactory as _, parser::ValueSource};
 
 use super::environment::{suggestion, variable};
 use super::flags::Config;

@@ -6,9 +6,7 @@
     reason = "compiled for tests and fuzz targets only"
 )]
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::path::Path;
+use std::{collections::BTreeSet, ffi::OsString, path::Path};
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 

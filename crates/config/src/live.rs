@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use arc_swap::Guard;
-
-use super::environment::Setting;
-use super::flags::Config;
 use rangecache_base::flags::Live;
 use rangecache_mirror::MirrorConfig;
 use rangecache_proxy::ForwardConfig;
+
+use super::{environment::Setting, flags::Config};
 
 /// A flag that a reload changes. Every other one needs a restart.
 #[derive(Debug)]

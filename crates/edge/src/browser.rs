@@ -6,9 +6,7 @@
 
 use std::net::IpAddr;
 
-use http::uri::Authority;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header};
-
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version, header, uri::Authority};
 use rangecache_base::net::{Address, Transport, Url};
 
 /// Response headers of etcd that permit web pages to read a response.

@@ -8,29 +8,24 @@
 //! in one write. etcd's gRPC library sends a ping with most responses, by which it measures how much may be in flight: the
 //! acknowledgement leaves with the next request.
 
-use std::collections::HashMap;
-use std::convert::Infallible;
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{
+    collections::HashMap, convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, time::Duration,
+};
 
 use bytes::{Buf as _, BytesMut};
 use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
+use rangecache_base::net::Stream;
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 use tokio::io::{AsyncReadExt as _, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::frame::LeanError;
-use super::frame::{self, Frame, FrameReader, MAX_PAYLOAD_BYTES};
+use super::frame::{self, Frame, FrameReader, LeanError, MAX_PAYLOAD_BYTES};
 use super::head;
 use super::response::{Event, Incomplete, STREAM_WINDOW_BYTES, Whole};
-use rangecache_base::net::Stream;
-use rangecache_edge::write_batching::PING_ACK_DELAY;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Time without a frame after which a peer is pinged while calls are in flight. etcd closes connections that ping more often than

@@ -14,8 +14,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rangecache_base::net::from_unix;
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::UnixStream;
+use tokio::{io::AsyncWriteExt as _, net::UnixStream};
 use tokio_util::either::Either;
 
 use super::client::Lean;

@@ -3,8 +3,7 @@
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
 
-use super::frame::LeanError;
-use super::head::Head;
+use super::{frame::LeanError, head::Head};
 
 /// Window of each stream: bytes that a response may have before it is read, as budgets count them.
 pub const STREAM_WINDOW_BYTES: u32 = 64 << 10;

@@ -1,13 +1,12 @@
 //! Calls to hyper's server, and to a peer that a test scripts frame by frame.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
+use rangecache_edge::write_batching::PING_ACK_DELAY;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
@@ -15,12 +14,7 @@ use tokio_util::either::Either;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::client::{Lean, PING_INTERVAL};
-use super::frame::LeanError;
-use super::head;
-use super::parts::Parts;
-use super::response::Whole;
-use super::testing::*;
-use rangecache_edge::write_batching::PING_ACK_DELAY;
+use super::{frame::LeanError, head, parts::Parts, response::Whole, testing::*};
 
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 

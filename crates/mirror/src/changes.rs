@@ -1,14 +1,10 @@
 //! Mirrors that a reload adds or removes while the others continue.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::fan_out::FanOut;
-use super::lifecycle;
-use super::mirrors::Mirrors;
-use super::set::MirrorSlot;
-use super::view::Mirror;
 use etcd_store::keyspace::scope::{Scope, scopes};
+
+use super::{fan_out::FanOut, lifecycle, mirrors::Mirrors, set::MirrorSlot, view::Mirror};
 
 /// Time limit for the task of a removed mirror to end.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);

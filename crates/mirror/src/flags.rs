@@ -1,10 +1,8 @@
 //! Flags of the mirrors: which keys are kept in memory, and for how long.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
-
 use rangecache_base::flags::{parse_bytes, parse_duration};
 use rangecache_base::memory::{self, MemoryLimit};
 use rangecache_base::net::Url;

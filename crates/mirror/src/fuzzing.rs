@@ -6,18 +6,16 @@
     reason = "compiled for tests and fuzz targets only"
 )]
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::time::Duration;
+use std::{collections::BTreeMap, ops::ControlFlow, time::Duration};
 
 use arbitrary::{Arbitrary, Unstructured};
+use etcd_store::cache::{Entry, HistoryLimits, Store, Tree, testing::KeyValue};
+use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};
 use prost::Message as _;
 
 use super::feed::{Assembler, Step};
+
 pub use super::image::fuzzing::image;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Entry, HistoryLimits, Store, Tree};
-use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};
 
 /// Number of the event type DELETE.
 const DELETE: i32 = 1;

@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use etcd_store::cache::{Summary, TreeMemory};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::{
-    Counter, FloatCounter, FloatGauge, Gauge, Latency, gauge, metric_group,
+use parking_lot::Mutex;
+use rangecache_base::telemetry::{
+    Reason,
+    metrics::{Counter, FloatCounter, FloatGauge, Gauge, Latency, gauge, metric_group},
+    prefixes::{PrefixCounters, PrefixCounts},
 };
-use rangecache_base::telemetry::prefixes::{PrefixCounters, PrefixCounts};
 
 /// Causes of loads whose counters begin at zero.
 fn load_causes() -> impl Iterator<Item = &'static str> {

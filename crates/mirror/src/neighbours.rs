@@ -3,7 +3,6 @@
 use std::fmt::Display;
 
 use parking_lot::Mutex;
-
 use rangecache_base::net::Url;
 
 /// A neighbour that does not have the keys of a mirror for a start.

@@ -6,22 +6,18 @@
 //! past revisions do not depend on unless they are serializable. (A watch from
 //! revision 1 would report them, too, but on a store that was never compacted it makes etcd read all of it.)
 
-use std::collections::VecDeque;
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::{Instant, MissedTickBehavior};
-
-use super::feed::Lag;
-use super::freshness::Proof;
-use super::lineage::{Auth, Before};
-use super::mirrors::Mirrors;
-use super::view::Mirror;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::StatusResponse;
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::{ConnectionClass, Upstream, compact_revision, is_compacted};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::lineage::{Auth, Before};
+use super::{feed::Lag, freshness::Proof, mirrors::Mirrors, view::Mirror};
 
 /// Timeout for connecting, and for each request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,38 +1,31 @@
 //! A small etcd within the process, as a test scripts it, and what loads and feeds use in front of it.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::sync::{Arc, atomic::AtomicU64};
+use std::{collections::VecDeque, time::Duration};
 
 use bytes::Bytes;
 use clap::Parser;
+use etcd_store::cache::{Change, HistoryLimits, Store, Tree, TreeBuilder};
+use etcd_store::{cache::testing::KeyValue, keyspace::scope::Scope};
+use etcd_wire::etcdserverpb::{
+    Event, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader, WatchCreateRequest,
+    WatchRequest, WatchResponse, watch_request::RequestUnion,
+};
 use parking_lot::Mutex;
 use prost::Message as _;
+use rangecache_base::{flags::Live, telemetry::Telemetry};
+use rangecache_edge::tls::Connector;
+use rangecache_upstream::fake::{self, Answer, FakeEtcd, Stream, StreamEnd};
+use rangecache_upstream::{Connection, Credentials, ReceiveWindow, Upstream};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::MirrorConfig;
 use super::feed::{Feed, FeedEnd, Feeding};
-use super::lineage::ClusterState;
 use super::load::{Have, Load, LoadError, Loaded, LoadedBy};
-use super::mirrors::Mirrors;
 use super::set::{MirrorSet, MirrorSlot};
 use super::view::{LoadedStore, Mirror};
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Store, Tree, TreeBuilder};
-use etcd_store::keyspace::scope::Scope;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{
-    Event, RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader, WatchCreateRequest,
-    WatchRequest, WatchResponse,
-};
-use rangecache_base::flags::Live;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_edge::tls::Connector;
-use rangecache_upstream::fake::{self, Answer, FakeEtcd, Stream, StreamEnd};
-use rangecache_upstream::{Connection, Credentials, ReceiveWindow, Upstream};
+use super::{MirrorConfig, lineage::ClusterState, mirrors::Mirrors};
 
 /// Flags of mirrors: these, and the defaults of the others.
 pub(super) fn live(flags: &[&str]) -> Live<MirrorConfig> {

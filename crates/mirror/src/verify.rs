@@ -6,23 +6,19 @@
 //! that etcd counts only the piece: keys that the mirror lacks make the counts differ. Entries and counts are
 //! compared, entries byte for byte. [`pause_after`] limits the load on etcd.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use etcd_store::cache::Tree;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, kv_client::KvClient};
+use rangecache_base::telemetry::{Reason, trace::SpanExt as _};
+use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, jittered, pause_after};
 use tokio::time::Instant;
 use tonic::Code;
 
 use super::lineage::History;
 use super::mirrors::{Mirrors, background};
 use super::view::{Epoch, Mirror, View};
-use etcd_store::cache::Tree;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::trace::SpanExt as _;
-use rangecache_upstream::{Channel, Connection, MAX_MESSAGE_BYTES, ReceiveWindow, jittered, pause_after};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -274,10 +270,11 @@ impl TreeRange {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::lineage::HistoryId;
     use etcd_store::cache::Entry;
     use etcd_wire::etcdserverpb::ResponseHeader;
+
+    use super::*;
+    use crate::lineage::HistoryId;
 
     /// A KeyValue with a key of less than 128 bytes, changed at `revision`.
     fn key_value(key: &str, value: &str, revision: u8) -> Bytes {

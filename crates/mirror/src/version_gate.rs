@@ -1,8 +1,7 @@
 //! The version gate: linearizable reads are forwarded while an endpoint's progress notifications cannot be trusted.
 
-use tokio_util::sync::CancellationToken;
-
 use rangecache_upstream::{OldEtcd, Upstream, gates};
+use tokio_util::sync::CancellationToken;
 
 /// Logs a warning when the version gate closes; cancels `stop`, which stops the process, instead if `old_etcd` is [`OldEtcd::Refuse`].
 pub(super) async fn run(upstream: &Upstream, stop: &CancellationToken, old_etcd: OldEtcd) {

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use http::HeaderMap;
-use http::header::USER_AGENT;
-
 use etcd_wire::grpc::metadata::{CREDENTIALS, HeadFields};
+use http::{HeaderMap, header::USER_AGENT};
 use rangecache_base::telemetry::clients::{
     ClientCall, ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats,
 };

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-
 use rangecache_base::flags::{Live, parse_bytes, parse_duration};
 use rangecache_base::memory;
-use rangecache_edge::limits::LimitsConfig;
-use rangecache_edge::server::ListenConfig;
+use rangecache_edge::{limits::LimitsConfig, server::ListenConfig};
 use rangecache_upstream::WritesTo;
 
 /// Highest default of `--watch-max-bytes`.

@@ -3,14 +3,12 @@
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use bytes::Bytes;
+use etcd_wire::grpc::{CallMetadata, metadata::OWN_PREFIX};
 use http::header::{AUTHORIZATION, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use serde::Deserialize;
-
-use etcd_wire::grpc::CallMetadata;
-use etcd_wire::grpc::metadata::OWN_PREFIX;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::Version;
+use serde::Deserialize;
 
 /// First version whose text is known.
 const FIRST_VERSION: (u32, u32) = (3, 5);

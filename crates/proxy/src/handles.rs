@@ -1,32 +1,24 @@
 //! [`Proxy`]: handles to the other rooms, and the state that requests share.
 
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::caller::Caller;
-use super::fallback::Fallback;
-use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
-use super::forward::{Forward, Http1Pool};
-use super::idle::ResponseRegistry;
-use super::members::AdvertisedMember;
-use super::metrics::ProxyTelemetry;
-use super::watch_memory;
-use rangecache_base::flags::Live;
-use rangecache_base::panics::restarting;
-use rangecache_base::telemetry::clients::ClientName;
 use rangecache_base::telemetry::{Reason, Telemetry};
+use rangecache_base::{flags::Live, panics::restarting, telemetry::clients::ClientName};
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::limits::{
     Admission, BufferMetrics, ByteKind, BytesLedger, ClientAccount, Deadline, Gate, HeldBytes, Intake,
     LimitsConfig, OpenConnections, ShareMetrics, SlotPolicy, Slots,
 };
-use rangecache_mirror::Mirrors;
-use rangecache_mirror::lineage::Auth;
+use rangecache_mirror::{Mirrors, lineage::Auth};
 use rangecache_upstream::Upstream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
+use super::forward::{Forward, Http1Pool};
+use super::{
+    caller::Caller, fallback::Fallback, idle::ResponseRegistry, members::AdvertisedMember,
+    metrics::ProxyTelemetry, watch_memory,
+};
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);

@@ -15,22 +15,21 @@
 //! count against `--watch-max-bytes`. Only while other watches wait for room there, streams of which nothing was read
 //! for ten seconds are given up, the slowest first.
 
-use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::{cmp::Reverse, time::Duration};
 
+use etcd_store::cache::Rope;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
+use rangecache_base::telemetry::metrics::Source;
+use rangecache_mirror::Mirrors;
+use rangecache_upstream::BoxError;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::metrics::AbortedResponses;
 use super::source::{BodySource, FrameBytes, Polled};
-use etcd_store::cache::Rope;
-use rangecache_base::telemetry::metrics::Source;
-use rangecache_mirror::Mirrors;
-use rangecache_upstream::BoxError;
 
 /// Interval of the check for idle responses.
 const TICK: Duration = Duration::from_secs(5);
@@ -352,9 +351,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     use bytes::Bytes;
+    use rangecache_mirror::{HeldView, HeldViews};
 
     use super::*;
-    use rangecache_mirror::{HeldView, HeldViews};
 
     /// Source of frames that waits while `waits` is set.
     #[derive(Debug, Default)]

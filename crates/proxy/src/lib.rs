@@ -51,9 +51,10 @@ pub mod testing;
 mod watch;
 mod watch_memory;
 
-#[cfg(any(test, feature = "testing"))]
-pub use flags::default_watch_bytes;
 pub use flags::{ForwardConfig, ProxyFlags, WatchCache, WatchConfig, WhenBehind};
 pub use handles::{Access, Client, Proxy};
 pub use response::{Outbound, ResponseBody};
 pub use route::handle;
+
+#[cfg(any(test, feature = "testing"))]
+pub use flags::default_watch_bytes;

@@ -1,18 +1,17 @@
 //! Member list that names rangecache alone (`--advertise-client-urls`), so that clients which take their endpoints from
 //! etcd's members stay with it. etcd's grpc-proxy answers alike.
 
+use etcd_wire::etcdserverpb::{Member, MemberListResponse, ResponseHeader};
+use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc};
+use etcd_wire::grpc::{MEMBER_LIST, is_json_member_list};
+use etcd_wire::grpc::{frame::framed, status::ok_trailers};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version, header};
 use hyper::body::Incoming;
+use rangecache_base::net::Url;
+use rangecache_mirror::lineage::ClusterState;
 use serde_json::json;
 
 use super::response::ResponseBody;
-use etcd_wire::etcdserverpb::{Member, MemberListResponse, ResponseHeader};
-use etcd_wire::grpc::frame::framed;
-use etcd_wire::grpc::metadata::{grpc_content_type, is_grpc};
-use etcd_wire::grpc::status::ok_trailers;
-use etcd_wire::grpc::{MEMBER_LIST, is_json_member_list};
-use rangecache_base::net::Url;
-use rangecache_mirror::lineage::ClusterState;
 
 /// The member that rangecache names in the place of etcd's.
 #[derive(Debug)]

@@ -1,18 +1,16 @@
 //! Requests that are refused before they are routed: those that a web page may have caused, those that this process has
 //! sent itself, those with too many header fields, and those that may write on a read-only listener.
 
+use etcd_wire::grpc::metadata::{MAX_FIELDS, grpc_content_type};
+use etcd_wire::grpc::{Status, is_read_only};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
+use rangecache_base::net::Transport;
+use rangecache_edge::{browser::set_cors, limits::ClientAccount};
 
 use super::call::CallHead;
 use super::handles::{Access, Client, Proxy};
 use super::response::{ResponseBody, status_response};
-use etcd_wire::grpc::head::MAX_FIELDS;
-use etcd_wire::grpc::metadata::grpc_content_type;
-use etcd_wire::grpc::{Status, is_read_only};
-use rangecache_base::net::Transport;
-use rangecache_edge::browser::set_cors;
-use rangecache_edge::limits::ClientAccount;
 
 /// The response to a request that has no handler; `None` if it has one. If a browser can send the request, `page` is the origin
 /// of the permitted page that caused it, if there is one.

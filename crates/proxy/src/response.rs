@@ -7,28 +7,24 @@
 //! Before a body is given to hyper, [`ResponseBody::deliver`] counts its bytes against the buffers of its client's
 //! connection until they are written to the connection, and registers it to be aborted if its client stops reading.
 
-use std::fmt;
-use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::{fmt, io::IoSlice, pin::Pin, sync::Arc};
 
 use bytes::{Buf, Bytes};
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Response};
-use http_body::{Body, Frame, SizeHint};
-
-use super::call::CallRecord;
-use super::idle::{PolledFrame, ReadProgress, ResponseRegistry, WatchedSource};
-pub(super) use super::source::{BodySource, FrameBytes, Polled};
 use etcd_store::cache::Rope;
 use etcd_wire::grpc::Status;
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::metrics::Source;
+use http::{HeaderMap, HeaderValue, Response, header::CONTENT_TYPE};
+use http_body::{Body, Frame, SizeHint};
+use rangecache_base::{net::Url, telemetry::metrics::Source};
 use rangecache_edge::limits::{ByteKind, Exceeded, HeldBytes};
 use rangecache_mirror::HeldView;
 use rangecache_upstream::BoxError;
+
+use super::call::CallRecord;
+use super::idle::{PolledFrame, ReadProgress, ResponseRegistry, WatchedSource};
+
+pub(super) use super::source::{BodySource, FrameBytes, Polled};
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
 /// the same reason.
@@ -463,11 +459,11 @@ impl<T: fmt::Debug + Send> Observer for Guard<T> {
 mod tests {
     use http_body_util::BodyExt;
     use parking_lot::Mutex;
+    use rangecache_edge::limits::BufferKindMetrics;
 
     use super::*;
     use crate::call::testing::{account, record};
     use crate::idle::IDLE_TICKS;
-    use rangecache_edge::limits::BufferKindMetrics;
 
     /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]

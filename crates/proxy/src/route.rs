@@ -4,10 +4,17 @@
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use http::header::DATE;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use etcd_wire::grpc::metadata::{grpc_content_type, head_bytes};
+use etcd_wire::grpc::{Method, Status, is_costly};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header::DATE};
 use httpdate::fmt_http_date;
 use hyper::body::Incoming;
+use rangecache_base::faults::{self, Fault};
+use rangecache_base::telemetry::{Reason, metrics::Source};
+use rangecache_base::{net::Transport, panics::caught, unix_time::now_seconds};
+use rangecache_edge::browser::{is_of_a_browser, set_cors};
+use rangecache_edge::limits::{ByteKind, Exceeded, Slot};
+use rangecache_upstream::BoxError;
 use tokio::time::Instant;
 
 use super::call::{CallHead, CallRecord};
@@ -17,18 +24,6 @@ use super::read::{Json, Streaming, Unary, answer_leaf_health, is_json_range, ser
 use super::refuse::{origin_of, refuse};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
-use etcd_wire::grpc::head::head_bytes;
-use etcd_wire::grpc::metadata::grpc_content_type;
-use etcd_wire::grpc::{Method, Status, is_costly};
-use rangecache_base::faults::{self, Fault};
-use rangecache_base::net::Transport;
-use rangecache_base::panics::caught;
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::Source;
-use rangecache_base::unix_time::now_seconds;
-use rangecache_edge::browser::{is_of_a_browser, set_cors};
-use rangecache_edge::limits::{ByteKind, Exceeded, Slot};
-use rangecache_upstream::BoxError;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` describes its connection. A panic fails this request
 /// alone, with status `Internal`.

@@ -3,11 +3,9 @@
 use std::fmt;
 use std::task::{Context, Poll};
 
-use http_body::{Frame, SizeHint};
-
 use etcd_store::cache::Rope;
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::metrics::Source;
+use http_body::{Frame, SizeHint};
+use rangecache_base::{net::Url, telemetry::metrics::Source};
 use rangecache_edge::limits::HeldBytes;
 use rangecache_mirror::HeldView;
 use rangecache_upstream::BoxError;

@@ -5,20 +5,17 @@
 use std::sync::Arc;
 
 use clap::Parser;
+use etcd_store::cache::ResponseHeader;
+use rangecache_base::flags::Live;
+use rangecache_base::telemetry::{Telemetry, clients::ClientName};
+use rangecache_edge::{limits::LimitsConfig, server::ListenConfig, tls::Connector};
+use rangecache_mirror::lineage::{Auth, Transition};
+use rangecache_mirror::{MirrorConfig, Mirrors};
+use rangecache_upstream::{Credentials, EtcdConfig, Upstream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::{Access, Client, ForwardConfig, Proxy, ProxyFlags, WatchConfig};
-use etcd_store::cache::ResponseHeader;
-use rangecache_base::flags::Live;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_base::telemetry::clients::ClientName;
-use rangecache_edge::limits::LimitsConfig;
-use rangecache_edge::server::ListenConfig;
-use rangecache_edge::tls::Connector;
-use rangecache_mirror::lineage::{Auth, Transition};
-use rangecache_mirror::{MirrorConfig, Mirrors};
-use rangecache_upstream::{Credentials, EtcdConfig, Upstream};
 
 /// A URL at which nothing listens.
 const NO_ETCD: &str = "http://127.0.0.1:1";

@@ -1,14 +1,12 @@
 //! Memory of watches from memory as a whole (`--watch-max-bytes`): what the fan-outs hold counts against the budget, too.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use rangecache_edge::limits::{ByteKind, BytesLedger};
+use rangecache_mirror::{Mirrors, fan_out::FanOutBounds};
 use tokio::time::MissedTickBehavior;
 
 use super::metrics::WatchMetrics;
-use rangecache_edge::limits::{ByteKind, BytesLedger};
-use rangecache_mirror::Mirrors;
-use rangecache_mirror::fan_out::FanOutBounds;
 
 /// Interval at which what the fan-outs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);

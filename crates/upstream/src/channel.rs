@@ -4,11 +4,11 @@ use std::task::{Context, Poll};
 use std::{pin::Pin, sync::Arc};
 
 use http::{Request, Response, Uri};
+use lean_h2::LeanError;
 
 use super::connection::{Connection, SendFailure};
 use super::outgoing::{BoxError, Outgoing};
-use super::response::UpstreamBody;
-use lean_h2::LeanError;
+use super::upstream_body::UpstreamBody;
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ use http::header::{CONTENT_TYPE, TE};
 use http::{HeaderValue, Request, Response, Uri, uri::PathAndQuery};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
+use lean_h2::{Lean, LeanError, Parts};
 use prost::Message;
 use rangecache_base::net::Url;
 use rangecache_edge::tls::NamedConnection;
@@ -17,10 +18,9 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::outgoing::{BoxError, Outgoing};
-use super::response::{UpstreamBody, unary_message};
 use super::standing::{Lineage, Peer};
+use super::upstream_body::{UpstreamBody, unary_message};
 use super::{credentials::Credentials, transport::Transport};
-use lean_h2::{Lean, LeanError, Parts};
 
 /// Why a call got no response.
 #[derive(Debug)]
@@ -339,6 +339,7 @@ mod tests {
     use std::{task::Poll, time::Duration};
 
     use bytes::Bytes;
+    use lean_h2::testing::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
     use rangecache_edge::tls::Connector;
     use tokio::net::{TcpListener, TcpStream};
     use tokio::{task::JoinHandle, time::Instant};
@@ -347,10 +348,8 @@ mod tests {
     use super::*;
     use crate::class::{Client, Timeouts};
     use crate::fake::{Answer, FakeEtcd};
-    use crate::response::is_reset;
     use crate::testing::{SOON, open};
-    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES};
-    use lean_h2::testing::{END_HEADERS, GOAWAY, HEADERS, OK, Peer, SETTINGS};
+    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES, upstream_body::is_reset};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

@@ -6,18 +6,15 @@
 //! neither is logged. A certificate, by contrast, is that of the connection, and so of every call on it that has no
 //! token. [`authentication`](super::authentication) gets the token.
 
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
 use parking_lot::Mutex;
+use rangecache_base::{instance::Instance, telemetry::clients::ClientName};
+use rangecache_edge::tls::{Connector, warn_of_secret_open_to_others};
 use tokio::sync::watch;
 
 use super::flags::{Account, AccountError, CallerIs, EtcdConfig};
-use rangecache_base::instance::Instance;
-use rangecache_base::telemetry::clients::ClientName;
-use rangecache_edge::tls::{Connector, warn_of_secret_open_to_others};
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -321,8 +318,7 @@ impl Credentials {
 
 #[cfg(test)]
 mod tests {
-    use super::super::flags::Secret;
-    use super::*;
+    use super::{super::flags::Secret, *};
 
     fn response(code: &'static str, message: &'static str) -> HeaderMap {
         let mut headers = HeaderMap::new();

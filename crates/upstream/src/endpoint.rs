@@ -693,8 +693,8 @@ mod tests {
     use etcd_wire::etcdserverpb::ResponseHeader;
 
     use super::*;
-    use crate::class::{ReceiveWindow, Timeouts};
-    use crate::{class::Client, fake::FakeEtcd};
+    use crate::class::{Client, ReceiveWindow, Timeouts};
+    use crate::fake::FakeEtcd;
 
     #[tokio::test]
     async fn member_that_responds_on_any_connection_is_not_silent() {

@@ -10,29 +10,24 @@
     reason = "compiled for tests only"
 )]
 
-use std::convert::Infallible;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{convert::Infallible, pin::Pin, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
+use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
+use etcd_wire::grpc::{hub::HISTORY, metadata::OUTCOME};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use prost::Message;
+use rangecache_base::net::Url;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
-
-use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
-use etcd_wire::grpc::hub::HISTORY;
-use etcd_wire::grpc::metadata::OUTCOME;
-use rangecache_base::net::Url;
 
 /// Response message, or a gRPC code with its message.
 pub type Answer = Result<Vec<u8>, (u16, &'static str)>;

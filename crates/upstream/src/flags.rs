@@ -3,11 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::builder::ArgPredicate;
-use clap::{Args, ValueEnum};
-
-use rangecache_base::flags::parse_duration;
-use rangecache_base::net::Url;
+use clap::{Args, ValueEnum, builder::ArgPredicate};
+use rangecache_base::{flags::parse_duration, net::Url};
 use rangecache_edge::tls::TlsConfig;
 
 /// Endpoints of etcd, credentials, and use of its features.

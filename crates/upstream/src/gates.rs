@@ -197,11 +197,6 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// Error for a text that is not a version.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a version like 3.7.3")]
-pub struct NotAVersion(String);
-
 impl Version {
     /// Shorthand for tests and tables.
     #[must_use]
@@ -211,10 +206,10 @@ impl Version {
 }
 
 impl FromStr for Version {
-    type Err = NotAVersion;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Version, NotAVersion> {
-        let refused = || NotAVersion(text.to_owned());
+    fn from_str(text: &str) -> Result<Version, String> {
+        let refused = || format!("{text:?} is not a version like 3.7.3");
         let mut parts = text.trim_start_matches('v').splitn(3, '.');
         let mut number = |digits_only: bool| -> Option<u32> {
             let part = parts.next()?;

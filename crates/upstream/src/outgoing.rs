@@ -1,18 +1,15 @@
 //! Bodies of requests to etcd.
 
-use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{fmt, pin::Pin, time::Duration};
 
 use bytes::Bytes;
+use etcd_wire::grpc::frame::PrefixReader;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-
-use etcd_wire::grpc::frame::PrefixReader;
 
 /// Error type of hyper's and tonic's bodies and services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

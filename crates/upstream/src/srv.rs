@@ -1,18 +1,13 @@
 //! Endpoints from DNS (`--endpoints-srv`), by the names of etcd's own clients: `_etcd-client-ssl._tcp.DOMAIN` for endpoints
 //! with TLS, and `_etcd-client._tcp.DOMAIN` for others, which are used only if there are none with TLS.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use domain::base::iana::{Rcode, Rtype};
-use domain::base::name::Name;
-use domain::rdata::Srv;
-use domain::resolv::StubResolver;
-
-use super::flags::EtcdConfig;
-use super::pool::Upstream;
+use domain::{base::name::Name, rdata::Srv, resolv::StubResolver};
 use rangecache_base::net::Url;
+
+use super::{flags::EtcdConfig, pool::Upstream};
 
 /// Interval at which DNS is asked again.
 const SRV_INTERVAL: Duration = Duration::from_secs(30);
@@ -176,9 +171,8 @@ mod tests {
     use std::net::SocketAddr;
 
     use clap::Parser as _;
-    use domain::base::iana::Class;
-    use domain::base::message_builder::MessageBuilder;
     use domain::base::{Message, Record, Ttl};
+    use domain::base::{iana::Class, message_builder::MessageBuilder};
     use domain::resolv::stub::conf::{ResolvConf, ServerConf, Transport};
     use tokio::net::UdpSocket;
 

@@ -5,15 +5,14 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use lean_h2::testing::{DATA, END_HEADERS, END_STREAM, HEADERS, OK, Peer, SETTINGS, WINDOW_UPDATE};
+use rangecache_base::net::Url;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::fake::{Answer, FakeEtcd};
 use super::testing::{SOON, start, status};
 use super::{ConnectionClass, Outgoing};
-use lean_h2::testing::{DATA, END_HEADERS, END_STREAM, HEADERS, OK, Peer, SETTINGS, WINDOW_UPDATE};
-use rangecache_base::net::Url;
 
 type Server = h2::server::Connection<TcpStream, Bytes>;
 

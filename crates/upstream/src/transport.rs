@@ -4,12 +4,12 @@ use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use lean_h2::{Lean, LeanError, PING_INTERVAL};
 use rangecache_base::net::{Stream, Url};
 use rangecache_edge::write_batching::{RequestBatching, write_buffer};
 
 use super::class::{Client, ReceiveWindow, Timeouts};
 use super::{capabilities::ServerCapabilities, outgoing::Outgoing};
-use lean_h2::{Lean, LeanError, PING_INTERVAL};
 
 /// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;

@@ -1,13 +1,10 @@
 //! Text formats of `/metrics`: OpenMetrics with exemplars if the scraper accepts it, otherwise the format of
 //! Prometheus.
 
-use std::fmt::Write as _;
-use std::sync::Arc;
-use std::time::SystemTime;
-
-use parking_lot::Mutex;
+use std::{fmt::Write as _, sync::Arc, time::SystemTime};
 
 use opentelemetry::trace::TraceId;
+use parking_lot::Mutex;
 
 /// Media type of OpenMetrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -2,8 +2,7 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::format;
+use tracing_subscriber::{EnvFilter, fmt::format};
 
 use super::repeated_lines::Bounded;
 

@@ -37,11 +37,12 @@ use std::sync::Arc;
 use access_log::AccessLog;
 use calls::Slowest;
 use clients::ClientRegistry;
+use state_changes::StateChanges;
+use trace::Tracer;
+
 pub use flags::{AccessLogConfig, LogConfig, LogFormat, TraceConfig};
 pub use metrics::Metrics;
 pub use outcome::{Outcome, Reason};
-use state_changes::StateChanges;
-use trace::Tracer;
 
 /// The handles of telemetry: metrics, spans, the slowest calls and the clients. Shared behind an `Arc`.
 #[derive(Debug, Default)]

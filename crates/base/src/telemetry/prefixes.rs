@@ -1,9 +1,10 @@
 //! Reads, writes and watches by prefix. Only prefixes that a scrape has found are counted, in a bounded number.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+use std::{collections::HashMap, time::Duration};
 
 use arc_swap::ArcSwap;
 

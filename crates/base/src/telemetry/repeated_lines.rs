@@ -1,18 +1,14 @@
 //! Bound on repeated warnings and errors in the log. A client, or a peer that fails again and again, can cause the
 //! same line at any rate; the log must stay readable, and writing it must not cost more than the requests.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::time::Duration;
+use std::{collections::HashMap, fmt, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tracing::callsite::Identifier;
-use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
+use tracing::{Event, Level, Subscriber, callsite::Identifier};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::{fmt::format::Writer, registry::LookupSpan};
 
 /// Lines of one place in the source that are logged per [`INTERVAL`]; the others are counted.
 const LINES: u32 = 10;
@@ -120,8 +116,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-    use std::sync::Arc;
+    use std::{io, sync::Arc};
 
     use tracing_subscriber::fmt::format;
 

@@ -1,7 +1,6 @@
 //! Changes of state that operators look for after an alert: the newest ones, in memory.
 
-use std::collections::VecDeque;
-use std::time::SystemTime;
+use std::{collections::VecDeque, time::SystemTime};
 
 use parking_lot::Mutex;
 use serde::{Serialize, Serializer};

@@ -1,10 +1,9 @@
 //! Intake of one connection: whether and when its next requests are read. The limits that its calls run into delay or
 //! stop it; the connection's task asks it before each read.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::task::AtomicWaker;
 

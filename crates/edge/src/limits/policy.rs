@@ -12,8 +12,7 @@
 //!   for large ones.
 //! - **By client.** Alone a client has at most seven eighths, and next to others an eighth of a part of which a half is used.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::{HashMap, hash_map::Entry};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;

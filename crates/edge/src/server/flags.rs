@@ -1,10 +1,10 @@
 //! Flags of the listening sockets.
 
 use clap::{Args, ValueEnum};
-
-use crate::browser::BrowserRules;
 use rangecache_base::flags::{Switch as _, parse_mode};
 use rangecache_base::net::{Transport, Url};
+
+use crate::browser::BrowserRules;
 
 /// From where requests that change the process are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::control_frames::SETTINGS_ACKNOWLEDGEMENT;
-use super::preface::read_preface;
-use super::serve::fuzzing as http1;
+use super::{control_frames::SETTINGS_ACKNOWLEDGEMENT, preface::read_preface, serve::fuzzing as http1};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length of a frame's header.

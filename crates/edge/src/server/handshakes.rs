@@ -5,15 +5,13 @@
 //! the places, so that its handshakes do not keep those of other addresses waiting.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use rangecache_base::net::ClientAddress;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-use rangecache_base::net::ClientAddress;
 
 /// Looks for a late handshake within its time limit.
 const LOOKS: u32 = 16;

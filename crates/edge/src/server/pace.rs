@@ -5,10 +5,8 @@
 //!   the scheduler.
 //! - A connection whose calls cost too much, or for whose calls there is no room, is read later: [`Delay`].
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use pin_project_lite::pin_project;
 use tokio::time::Sleep;

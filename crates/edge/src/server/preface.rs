@@ -3,19 +3,16 @@
 //! and the control frames of HTTP/2 are counted.
 
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::connections::Open;
 use super::control_frames::{ControlFrames, Handled, SETTINGS_ACKNOWLEDGEMENT};
-use super::pace::Delay;
+use super::{connections::Open, pace::Delay};
 use crate::limits::Intake;
 
 /// Time for the client to send them: etcd's clients do so with the last packet of the handshake.

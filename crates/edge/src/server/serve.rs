@@ -69,13 +69,6 @@ impl Room for SendRoom {
     }
 }
 
-/// Why a connection is closed.
-#[derive(Clone, Copy)]
-enum Closing {
-    Stop,
-    Age,
-}
-
 /// Settings with which [`Listener::serve`] serves connections; equal for all listeners of one kind.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
@@ -221,20 +214,21 @@ async fn serve_connection<N, H, F, B, E>(
     let (stream, buffer) = write_buffer(stream, room);
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
-    let closing = wake_gated(async {
+    let stopping_or_aged = wake_gated(async {
         tokio::select! {
-            () = drain.cancelled() => Closing::Stop,
-            () = expired(config.max_age) => Closing::Age,
+            () = drain.cancelled() => true,
+            () = expired(config.max_age) => false,
         }
     });
     let closed = tokio::select! {
         closed = batch_responses(connection.as_mut(), &buffer) => closed,
-        closing = closing => {
+        is_stopping = stopping_or_aged => {
             connection.as_mut().graceful_shutdown();
             let rest = batch_responses(connection.as_mut(), &buffer);
-            match closing {
-                Closing::Stop => rest.await,
-                Closing::Age => within_farewell(rest).await,
+            if is_stopping {
+                rest.await
+            } else {
+                within_farewell(rest).await
             }
         }
     };

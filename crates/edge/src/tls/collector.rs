@@ -1,18 +1,14 @@
 //! Connections to a collector of traces. They are rare, so that the files are read for each of them.
 
-use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::{io, path::PathBuf, sync::Arc};
 
-use rustls::ClientConfig;
-use rustls::crypto::aws_lc_rs;
-use rustls::sign::SingleCertAndKey;
+use rangecache_base::net::{self, SILENCE_TIMEOUT, Stream, Url};
+use rustls::{ClientConfig, crypto::aws_lc_rs, sign::SingleCertAndKey};
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 
 use super::crypto::{H2, HTTP_1_1};
 use super::files::{FileError, Files, system_authorities};
-use rangecache_base::net::{self, SILENCE_TIMEOUT, Stream, Url};
 
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
 const CLIENT_CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE";

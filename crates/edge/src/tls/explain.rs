@@ -3,9 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rustls::{AlertDescription, CertificateError, Error};
-
 use rangecache_base::net::Url;
+use rustls::{AlertDescription, CertificateError, Error};
 
 /// The server did not select HTTP/2.
 pub(super) const NO_HTTP_2: &str = "the server completed the TLS handshake without HTTP/2: is this etcd's client URL? \

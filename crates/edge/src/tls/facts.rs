@@ -1,13 +1,10 @@
 //! Facts of a certificate or a revocation list.
 
+use rangecache_base::net::Stream;
 use rustls::pki_types::CertificateDer;
 use tokio_util::either::Either;
-use x509_parser::asn1_rs::Tag;
-use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
-use x509_parser::x509::AttributeTypeAndValue;
-
-use rangecache_base::net::Stream;
+use x509_parser::{asn1_rs::Tag, extensions::GeneralName, x509::AttributeTypeAndValue};
 
 /// Names and validity of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]

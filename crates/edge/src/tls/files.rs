@@ -1,15 +1,14 @@
 //! Files that the flags name: certificates, keys, CAs and revocation lists, with errors that name the flag.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::{io::Read, os::unix::fs::PermissionsExt as _};
 
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
-use rustls::sign::CertifiedKey;
-use rustls::{Error, InconsistentKeys, RootCertStore};
+use rustls::{
+    Error, InconsistentKeys, RootCertStore, crypto::CryptoProvider, pki_types::pem::PemObject,
+    sign::CertifiedKey,
+};
 
 use super::facts::{self, CertificateFacts};
 

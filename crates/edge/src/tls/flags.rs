@@ -1,14 +1,11 @@
 //! Flags of TLS on both sides, under etcd's names where etcd has them.
 
-use std::path::PathBuf;
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, ValueEnum};
-use rustls::crypto::aws_lc_rs::ALL_CIPHER_SUITES;
-use rustls::{CipherSuite, SupportedCipherSuite};
-
 use rangecache_base::flags::{Switch as _, parse_duration};
 use rangecache_base::net::Url;
+use rustls::{CipherSuite, SupportedCipherSuite, crypto::aws_lc_rs::ALL_CIPHER_SUITES};
 
 /// TLS on both sides: towards etcd and towards clients.
 #[derive(Args, Debug, Clone)]

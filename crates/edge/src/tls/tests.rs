@@ -1,22 +1,18 @@
 //! Handshakes between a [`Connector`] and an [`Acceptor`] over in-memory sockets; the acceptor also takes the place
 //! of etcd.
 
-use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{path::Path, sync::Arc, time::Duration};
 
 use clap::Parser as _;
+use rangecache_base::net::{self, Stream, Url};
+use rangecache_base::telemetry::{Metrics, exposition::Format};
 use rustls::HandshakeKind;
 use testkit::tls::{Ca, Encoding, Leaf, Pair, replace};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio_util::either::Either;
 
-use super::crypto::versions;
-use super::{Acceptor, Connector, FileError, Protocol, TlsConfig, look_at_file};
-use rangecache_base::net::{self, Stream, Url};
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::exposition::Format;
+use super::{Acceptor, Connector, FileError, Protocol, TlsConfig, crypto::versions, look_at_file};
 
 fn text(path: &Path) -> &str {
     path.to_str().unwrap()

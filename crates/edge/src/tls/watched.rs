@@ -27,15 +27,9 @@ pub(super) struct Watched<T> {
     paths: Vec<(&'static str, PathBuf)>,
     load: LoadFiles<T>,
     current: ArcSwap<T>,
-    /// Last state of the files, valid or not, so that each broken state is logged once.
-    seen: Mutex<SeenFiles>,
+    /// Last state of the files, valid or not, or why they could not be read, so that each broken state is logged once.
+    seen: Mutex<Result<u64, String>>,
     metrics: Arc<TlsMetrics>,
-}
-
-#[derive(PartialEq, Eq)]
-enum SeenFiles {
-    Files(u64),
-    Unreadable(String),
 }
 
 impl<T: Send + Sync + 'static> Watched<T> {
@@ -53,7 +47,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
             paths,
             load,
             current: ArcSwap::from_pointee(loaded.value),
-            seen: Mutex::new(SeenFiles::Files(files.stamp())),
+            seen: Mutex::new(Ok(files.stamp())),
             metrics: metrics.group(),
         };
         watched.export_expiries(&loaded.expiries);
@@ -86,13 +80,13 @@ impl<T: Send + Sync + 'static> Watched<T> {
         let files = match Files::read(&self.paths) {
             Ok(files) => files,
             Err(error) => {
-                if self.is_new_state(SeenFiles::Unreadable(error.to_string())) {
+                if self.is_new_state(Err(error.to_string())) {
                     self.keep_old(&error);
                 }
                 return;
             }
         };
-        if !self.is_new_state(SeenFiles::Files(files.stamp())) {
+        if !self.is_new_state(Ok(files.stamp())) {
             return;
         }
         match (self.load)(&files) {
@@ -109,7 +103,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         }
     }
 
-    fn is_new_state(&self, now: SeenFiles) -> bool {
+    fn is_new_state(&self, now: Result<u64, String>) -> bool {
         let mut seen = self.seen.lock();
         let is_new = *seen != now;
         *seen = now;

@@ -5,11 +5,9 @@
 //! clients accept no longer ones, and a system call for each of them costs both sides more than the copy into this buffer,
 //! which stays in the processor's cache.
 
-use std::fmt;
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::{fmt, pin::Pin, sync::Arc};
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -275,9 +273,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Collecting<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::VecDeque;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Waker;
+    use std::{collections::VecDeque, task::Waker};
 
     use proptest::prelude::*;
 

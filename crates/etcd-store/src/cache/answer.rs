@@ -2,13 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use super::{
-    entry::Entry,
-    rope::{COPY_BELOW_BYTES, Rope},
-    selection::{Selection, Values},
-    stored::{EntryReader, MemoryError, StoredEntry},
-};
 use etcd_wire::protobuf::{put_varint, to_usize, varint_len};
+
+use super::entry::Entry;
+use super::rope::{COPY_BELOW_BYTES, Rope};
+use super::selection::{Selection, Values};
+use super::stored::{EntryReader, MemoryError, StoredEntry};
 
 const HEADER_TAG: u8 = 0x0a;
 const MORE_TAG: u8 = 0x18;

@@ -4,9 +4,10 @@
 //! request. The layout is no contract, but clients that depend on etcd's find the same here. Each chunk is taken from
 //! the same immutable [`Selection`] only when it is needed (I5).
 
+use etcd_wire::protobuf::{put_varint, varint_len};
+
 use super::answer::{Answer, ResponseHeader};
 use super::selection::Selection;
-use etcd_wire::protobuf::{put_varint, varint_len};
 
 /// Number of entries of the first chunk.
 const FIRST_ENTRIES: u64 = 10;
@@ -101,12 +102,12 @@ pub fn chunk_head(prefix_bytes: usize, response_bytes: u64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use bytes::{Buf as _, Bytes};
+    use etcd_wire::etcdserverpb;
     use proptest::prelude::*;
     use prost::Message as _;
 
     use super::*;
     use crate::cache::{Dialect, RangeQuery, Selected, Tree, select, testing::KeyValue};
-    use etcd_wire::etcdserverpb;
 
     const HEADER: ResponseHeader = ResponseHeader {
         cluster_id: 1,

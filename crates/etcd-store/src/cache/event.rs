@@ -3,13 +3,10 @@
 //! An [`Entry`] is already encoded as field 2 of a message, which is `kv` of an event; `prev_kv` is the same body under
 //! another tag. An event therefore costs at most 24 bytes in addition to its entries.
 
-use super::{
-    answer::ResponseHeader,
-    entry::Entry,
-    event_log::{Change, ChangeKind},
-    rope::Rope,
-};
 use etcd_wire::protobuf::{put_varint, varint_len};
+
+use super::event_log::{Change, ChangeKind};
+use super::{answer::ResponseHeader, entry::Entry, rope::Rope};
 
 const WATCH_ID_TAG: u8 = 0x10;
 const CREATED_TAG: u8 = 0x18;

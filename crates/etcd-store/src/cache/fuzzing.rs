@@ -8,23 +8,19 @@
     reason = "compiled for tests and fuzz targets only"
 )]
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::{collections::BTreeMap, ops::ControlFlow};
 
 use arbitrary::{Arbitrary, Unstructured};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use etcd_wire::etcdserverpb::RangeResponse;
 use prost::Message as _;
 
-use super::repack::Replacements;
 use super::select::model::{HEADER, answered, expected};
-use super::testing::KeyValue;
 use super::tree::model::{Model, check, is_same};
 use super::{
     Chunks, Dialect, JsonAnswer, Packing, RangeQuery, Repacked, Repacking, Selected, Selection, SortTarget,
-    Tree, select,
+    Tree, repack::Replacements, select, testing::KeyValue,
 };
-use etcd_wire::etcdserverpb::RangeResponse;
 
 /// A key of few bytes out of a small alphabet, so that keys meet and are prefixes of each other.
 #[derive(Arbitrary, Debug)]

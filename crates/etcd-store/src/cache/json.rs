@@ -2,15 +2,12 @@
 
 use std::ops::ControlFlow;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::{Engine, engine::general_purpose::STANDARD};
 
-use super::{
-    answer::{AnswerStep, ResponseHeader},
-    entry::Entry,
-    selection::{Selection, Values},
-    stored::{EntryReader, MemoryError},
-};
+use super::answer::{AnswerStep, ResponseHeader};
+use super::entry::Entry;
+use super::selection::{Selection, Values};
+use super::stored::{EntryReader, MemoryError};
 
 /// A RangeResponse that is not encoded yet: it holds a snapshot, not text (I5).
 #[derive(Debug)]

@@ -5,19 +5,14 @@
 //! of every entry (or child) in the node, each in a cache line of its own, so that small nodes are cheap to update and
 //! large ones cheap to traverse.
 
-use std::{
-    ops::{AddAssign, SubAssign},
-    sync::Arc,
-};
+use std::ops::{AddAssign, SubAssign};
+use std::sync::Arc;
 
-use super::{
-    entry::field_len,
-    leaf::{LEAF_MIN, Leaf, RightHalf},
-    ledger::{Ledger, TreeMemory},
-    memory::{ARC_HEADER_BYTES, class_bytes},
-    separator::Separators,
-    stored::{StoredEntry, touch},
-};
+use super::leaf::{LEAF_MIN, Leaf, RightHalf};
+use super::ledger::{Ledger, TreeMemory};
+use super::memory::{ARC_HEADER_BYTES, class_bytes};
+use super::stored::{StoredEntry, touch};
+use super::{entry::field_len, separator::Separators};
 
 /// Largest number of children of an inner node. Chosen by measurement (`benches/micro.rs`).
 pub(super) const INNER_MAX: usize = 32;

@@ -1,12 +1,12 @@
 //! Decoding and validation of a RangeRequest, by etcd's rules.
 
 use bytes::Bytes;
+use etcd_wire::{
+    etcdserverpb::RangeRequest,
+    protobuf::{FIXED_32, FIXED_64, LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint, to_usize},
+};
 
 use crate::keyspace::Interval;
-use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::protobuf::{
-    FIXED_32, FIXED_64, LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint, to_usize,
-};
 
 /// Limit from which on a query over many keys counts as large.
 const LARGE_LIMIT: i64 = 1000;

@@ -11,14 +11,9 @@
 
 use std::{collections::HashMap, ops::ControlFlow, sync::Arc};
 
-use super::{
-    entry::Entry,
-    leaf::Leaf,
-    ledger::TreeMemory,
-    node::{Body, Inner, Node},
-    stored::{MemoryError, StoredEntry},
-    tree::Tree,
-};
+use super::node::{Body, Inner, Node};
+use super::stored::{MemoryError, StoredEntry};
+use super::{entry::Entry, leaf::Leaf, ledger::TreeMemory, tree::Tree};
 
 /// Most leaves that one step looks at: without anything to do, that takes a millisecond.
 const MAX_LOOKED_AT: usize = 1 << 12;

@@ -2,15 +2,13 @@
 
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
-use super::{
-    entry::{KeyHead, Pieces},
-    query::{Dialect, RangeQuery, SortOrder, SortTarget},
-    selection::{Entries, Order, Selected, Selection, Values},
-    stored::StoredEntry,
-    tree::Tree,
-};
-use crate::keyspace::Interval;
 use etcd_wire::protobuf::to_usize;
+
+use super::entry::{KeyHead, Pieces};
+use super::query::{Dialect, RangeQuery, SortOrder, SortTarget};
+use super::selection::{Entries, Order, Selected, Selection, Values};
+use super::{stored::StoredEntry, tree::Tree};
+use crate::keyspace::Interval;
 
 /// Number of elements up to which Go's sort is an insertion sort, and therefore stable.
 const GO_INSERTION_SORT_MAX: u64 = 12;

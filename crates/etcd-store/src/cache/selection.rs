@@ -2,13 +2,10 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use super::{
-    entry::Entry,
-    node::Summary,
-    stored::{EntryReader, MemoryError, StoredEntry, touch},
-    tree::Tree,
-};
 use etcd_wire::protobuf::to_usize;
+
+use super::stored::{EntryReader, MemoryError, StoredEntry, touch};
+use super::{entry::Entry, node::Summary, tree::Tree};
 
 /// Result of [`select`](super::select).
 #[derive(Debug)]

@@ -11,10 +11,11 @@
 #[cfg(test)]
 mod strategies;
 
+use etcd_wire::etcdserverpb::RangeRequest;
 use prost::Message as _;
 
 use super::{Entry, RangeQuery, StoredEntry};
-use etcd_wire::etcdserverpb::RangeRequest;
+
 #[cfg(test)]
 pub(super) use strategies::{Remaking, key_value, number, packing, remaking};
 

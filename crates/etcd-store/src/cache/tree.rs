@@ -4,21 +4,16 @@
 //! holds, and changes the others in place. Each slot of an inner node has the [`Summary`] of its subtree, so that
 //! ranks, counts and sizes of any range cost O(log n).
 
-use std::{
-    ops::ControlFlow,
-    sync::{Arc, Weak},
-};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Weak};
 
-use super::{
-    entry::Entry,
-    leaf::Leaf,
-    ledger::{Ledger, TreeMemory},
-    node::{Body, Inner, Node, Slot, Split, Summary, writable},
-    separator::Separators,
-    stored::{EntryReader, MemoryError, StoredEntry},
-};
 use bytes::Bytes;
 use etcd_wire::protobuf::to_usize;
+
+use super::ledger::{Ledger, TreeMemory};
+use super::node::{Body, Inner, Node, Slot, Split, Summary, writable};
+use super::stored::{EntryReader, MemoryError, StoredEntry};
+use super::{entry::Entry, leaf::Leaf, separator::Separators};
 
 /// Entries in key order. Cloning it is O(1).
 #[derive(Clone, Default)]

@@ -6,7 +6,6 @@
 pub mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzzing;
-pub mod head;
 pub mod hub;
 pub mod metadata;
 pub mod method;

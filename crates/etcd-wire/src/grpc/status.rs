@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD_NO_PAD;
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::head::MAX_FIELDS;
+use super::metadata::MAX_FIELDS;
 
 /// Metadata that carries the status code.
 pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use super::collector::EventCollector;
-use super::join::Join;
+use etcd_store::{cache::Batch, keyspace::Interval};
+
 use super::topic::{Pick, Topic};
+use super::{collector::EventCollector, join::Join};
 use crate::view::Mirror;
-use etcd_store::cache::Batch;
-use etcd_store::keyspace::Interval;
 
 /// Batches that are cloned at once under the mirror's lock.
 pub(super) const BATCHES_AT_ONCE: usize = 256;

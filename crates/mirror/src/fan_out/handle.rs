@@ -1,17 +1,15 @@
 //! The handle of a fan-out: what streams call.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use rangecache_base::telemetry::Reason;
 use tokio::sync::{Notify, oneshot};
 
-use super::join::Join;
+use super::join::{Join, Signal};
 use super::reader::Reader;
-use super::signal::Signal;
 use crate::lineage::HistoryId;
-use rangecache_base::telemetry::Reason;
 
 /// Joins that may wait for the fan-out at once. Each open stream has at most one.
 const MAX_WAITING_JOINS: usize = 20_000;

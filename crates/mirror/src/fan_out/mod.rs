@@ -17,25 +17,22 @@
 //! | `collector` | which events of a batch belong to which intervals |
 //! | `registry` | topics by interval, and the watchers of each |
 //! | `topic` | the events of one interval |
-//! | `reader` | the position of one watcher, and what it takes |
-//! | `generation` | what all readers of one load share: how far events have arrived, and the end |
-//! | `signal` | wakes the stream of some readers |
+//! | `reader` | the position of one watcher, and what it takes; what all readers of one load share: how far events have arrived, and the end |
+//! | `join` | what a watcher asks for, and what wakes its stream |
 
 mod backlog;
 mod collector;
-mod generation;
 mod handle;
 mod join;
 mod reader;
 mod registry;
-mod signal;
 mod task;
 mod topic;
 
 pub use handle::{FanOut, FanOutBounds, Held, JoinRefused};
-pub use join::Join;
+pub use join::{Join, Signal};
 pub use reader::{Picked, Reader, Taken};
-pub use signal::Signal;
+
 pub(super) use task::follow;
 
 #[cfg(test)]

@@ -1,23 +1,18 @@
 //! Random programs against a model: every watcher gets exactly the events of its interval, once, in order, whole, with
 //! what they replaced (W1 to W4, W12); progress is never ahead of events (W5); nothing waits for a further input (W17).
 
-use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
-use std::time::Duration;
+use std::{collections::BTreeMap, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
+use etcd_store::cache::{Change, ChangeKind, Entry, HistoryLimits, Tree, testing::KeyValue};
 use parking_lot::Mutex;
 use proptest::prelude::*;
+use rangecache_base::telemetry::Reason;
 
 use super::tests::{Bench, join};
 use super::{Join, JoinRefused, Reader, Signal, Taken};
 use crate::view::ReaderEnd;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, ChangeKind, Entry, HistoryLimits, Tree};
-use rangecache_base::telemetry::Reason;
 
 const KEYS: usize = 12;
 

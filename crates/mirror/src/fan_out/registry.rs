@@ -1,18 +1,16 @@
 //! Topics by interval, and the watchers of each. Owned by the fan-out's task.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
-
-use super::collector::EventCollector;
-use super::handle::{FanOutBounds, Held};
-use super::reader::HubWatcher;
-use super::topic::{Pick, Topic};
 use etcd_store::cache::{Batch, MissedEvent};
 use etcd_store::keyspace::Interval;
+use tokio::time::Instant;
+
+use super::handle::{FanOutBounds, Held};
+use super::topic::{Pick, Topic};
+use super::{collector::EventCollector, reader::HubWatcher};
 
 /// Time for which a topic without watchers is kept: a client that connects again finds its events collected.
 const UNUSED_TOPIC_KEPT: Duration = Duration::from_secs(60);
@@ -362,15 +360,11 @@ impl TopicSlot {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
-    use std::sync::atomic::AtomicUsize;
-    use std::task::Poll;
+    use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Poll};
 
     use super::*;
-    use crate::fan_out::generation::Generation;
-    use crate::fan_out::reader::Reader;
-    use crate::fan_out::signal::Signal;
-    use crate::fan_out::tests::join;
+    use crate::fan_out::reader::{Generation, Reader};
+    use crate::fan_out::{join::Signal, tests::join};
     use crate::lineage::HistoryId;
 
     const STREAMS: usize = 5_000;

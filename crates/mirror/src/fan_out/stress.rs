@@ -1,18 +1,14 @@
 //! Writers, joins, cancels and slow readers on several threads: no event is missed, repeated or out of order (W1, W2,
 //! W3), and none waits for a further input (W17).
 
-use std::future::poll_fn;
-use std::sync::Arc;
-use std::task::Poll;
-use std::time::Duration;
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
+use etcd_store::cache::HistoryLimits;
+use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::tests::{Bench, join};
 use super::{FanOut, Join, Reader, Signal, Taken};
 use crate::lineage::HistoryId;
-use etcd_store::cache::HistoryLimits;
 
 /// Revisions that are written, after the load at revision 10.
 const REVISIONS: i64 = 3000;

@@ -3,18 +3,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use etcd_store::cache::{Batch, Missed};
+use rangecache_base::{panics::caught, telemetry::Reason};
 use tokio::time::Instant;
 
 use super::backlog::{BATCHES_AT_ONCE, Backlog};
-use super::generation::Generation;
 use super::handle::{FanOut, Held, JoinRefused, JoinRequest};
-use super::reader::Reader;
-use super::registry::Registry;
-use super::topic::Topic;
+use super::reader::{Generation, Reader};
+use super::{registry::Registry, topic::Topic};
 use crate::view::{LogRead, Mirror, Observed, ReaderEnd};
-use etcd_store::cache::{Batch, Missed};
-use rangecache_base::panics::caught;
-use rangecache_base::telemetry::Reason;
 
 /// Interval at which trimmed events, gone watchers and unused topics are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);

@@ -1,22 +1,18 @@
 //! A fan-out on a mirror without etcd: joins, wake-ups, trimming, and how watchers end.
 
-use std::future::poll_fn;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
+use etcd_store::{cache::testing::KeyValue, keyspace::scope::Scope};
+use rangecache_base::telemetry::{Reason, Telemetry};
+use tokio::{task::JoinHandle, time::Instant};
 
 use super::*;
 use crate::lineage::{ClusterState, HistoryId};
 use crate::view::{Mirror, ReaderEnd};
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
-use etcd_store::keyspace::scope::Scope;
-use rangecache_base::telemetry::{Reason, Telemetry};
 
 /// Bound on what must happen.
 const SOON: Duration = Duration::from_secs(60);

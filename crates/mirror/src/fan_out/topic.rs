@@ -1,12 +1,10 @@
 //! Events of one interval: a list of picks, each of which names events of one batch of the log.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-
-use parking_lot::Mutex;
+use std::{collections::VecDeque, sync::Arc};
 
 use etcd_store::cache::{Batch, Change};
+use parking_lot::Mutex;
 
 /// Events of one batch that belong to a topic: at least one. Cloning counts references.
 #[derive(Clone, Debug)]
@@ -273,9 +271,9 @@ impl Picks {
 pub(super) mod tests {
     use std::time::Duration;
 
+    use etcd_store::cache::{HistoryLimits, Store, Tree, testing::KeyValue};
+
     use super::*;
-    use etcd_store::cache::testing::KeyValue;
-    use etcd_store::cache::{HistoryLimits, Store, Tree};
 
     const ALL: (usize, u64) = (usize::MAX, u64::MAX);
 

@@ -1,12 +1,10 @@
 //! Lag of a mirror: the age of the oldest revision that a quorum check reported and the mirror has not reached. A feed
 //! that stays behind is replaced ([`Lateness`]).
 
-use std::collections::VecDeque;
-use std::time::Duration;
-
-use tokio::time::Instant;
+use std::{collections::VecDeque, time::Duration};
 
 use rangecache_upstream::{Connection, Upstream};
+use tokio::time::Instant;
 
 /// Bound on the recorded revisions. While it is reached no further ones are recorded; the lag is that of the oldest
 /// anyway.

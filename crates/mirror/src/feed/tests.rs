@@ -1,12 +1,12 @@
 //! Feeds that follow a scripted etcd.
 
+use etcd_wire::etcdserverpb::Event;
 use prost::Message as _;
 use tonic::codec::Codec as _;
 
 use super::*;
 use crate::lineage::HistoryId;
 use crate::testing::{Bench, SOON};
-use etcd_wire::etcdserverpb::Event;
 
 /// Follows etcd until the mirror is at `revision`.
 async fn follow_until(bench: &Bench, feed: Feed<'_>, revision: i64) {

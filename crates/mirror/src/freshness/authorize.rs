@@ -4,21 +4,20 @@
 //! answers at exactly the revision of the call's header: later writes may have been made because the caller's
 //! permission was revoked.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use tonic::Code;
-use tonic::metadata::{MetadataMap, MetadataValue};
-
-use crate::lineage::HistoryId;
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::etcdserverpb::RangeRequest;
+use http::HeaderMap;
 use rangecache_base::telemetry::trace::{SpanContext, traceparent};
 use rangecache_upstream::{
     Connection, ConnectionClass, Lineage, anonymous_check, caller_identity, check_read_permission,
 };
+use tonic::Code;
+use tonic::metadata::{MetadataMap, MetadataValue};
+
+use crate::lineage::HistoryId;
 
 /// Timeout of one attempt of a check.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);

@@ -14,29 +14,26 @@
 pub mod authorize;
 mod round;
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use parking_lot::Mutex;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::flags::MirrorConfig;
-use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Transition};
-use super::metrics::FreshnessMetrics;
-use authorize::{Authorization, CheckCaller, Checked};
 use etcd_store::cache::ResponseHeader;
 use etcd_wire::grpc::hub::PROBE_WAIT;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use rangecache_base::faults::{self, Fault};
-use rangecache_base::flags::Live;
-use rangecache_base::panics::caught;
 use rangecache_base::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use rangecache_base::telemetry::{Reason, Telemetry};
+use rangecache_base::{flags::Live, panics::caught};
 use rangecache_upstream::{Connection, Lineage, Upstream, is_compaction, is_future_revision, is_refusal};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::lineage::{Auth, Before, ClusterState, HistoryId, Position, Transition};
+use super::{flags::MirrorConfig, metrics::FreshnessMetrics};
+use authorize::{Authorization, CheckCaller, Checked};
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
+
 pub use round::{Proof, Unproven};
 
 /// Pause before the next attempt.

@@ -8,17 +8,14 @@
 //! A round is due when none is in flight, or the last one is slow; under load it waits up to [`COALESCE_DELAY`] for the clients
 //! that the round before it has served ([`Rounds::is_due`]). Periodic checks of leaves join a round, but do not make it due.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use etcd_store::cache::ResponseHeader;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use rangecache_base::telemetry::{Reason, trace::SpanContext};
+use tokio::{sync::Notify, time::Instant};
 
 use crate::lineage::HistoryId;
-use etcd_store::cache::ResponseHeader;
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::trace::SpanContext;
 
 /// Readers that are woken together when a round ends. Eight responses fill one write of a connection, and their
 /// clients can send the next requests while the other responses are built.

@@ -2,15 +2,15 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use etcd_wire::etcdserverpb::{RangeRequest, TxnRequest};
 use http::HeaderMap;
 use prost::Message as _;
+use rangecache_upstream::Credentials;
+use rangecache_upstream::fake::{self, Answer, FakeEtcd};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::*;
-use etcd_wire::etcdserverpb::{RangeRequest, TxnRequest};
-use rangecache_upstream::Credentials;
-use rangecache_upstream::fake::{self, Answer, FakeEtcd};
 
 /// A check that has arrived at the fake etcd and waits for its response.
 struct Held {

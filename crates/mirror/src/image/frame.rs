@@ -263,23 +263,19 @@ impl fmt::Debug for ImageKey {
     }
 }
 
-/// A key file that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum KeyError {
-    /// The file cannot be read.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// The file has something else.
-    #[error("it must have {} hexadecimal digits on its first line, as from: openssl rand -hex {KEY_BYTES}", 2 * KEY_BYTES)]
-    NotAKey,
-}
-
 impl ImageKey {
     /// The key of a file: 64 hexadecimal digits on its first line.
     ///
     /// # Errors
-    /// [`KeyError`]
-    pub(super) fn read(path: &Path) -> Result<ImageKey, KeyError> {
+    /// The system's, and `InvalidData` for a file with something else.
+    pub(super) fn read(path: &Path) -> io::Result<ImageKey> {
+        let refused = || {
+            let text = "hexadecimal digits on its first line, as from: openssl rand -hex";
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("it must have {} {text} {KEY_BYTES}", 2 * KEY_BYTES),
+            )
+        };
         let text = fs::read_to_string(path)?;
         let digits = text.lines().next().unwrap_or_default().trim().as_bytes();
         let digit = |digit: u8| {
@@ -289,11 +285,11 @@ impl ImageKey {
         };
         let mut key = [0; KEY_BYTES];
         if digits.len() != 2 * KEY_BYTES {
-            return Err(KeyError::NotAKey);
+            return Err(refused());
         }
         for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-            let high = digit(pair[0]).ok_or(KeyError::NotAKey)?;
-            let low = digit(pair[1]).ok_or(KeyError::NotAKey)?;
+            let high = digit(pair[0]).ok_or_else(refused)?;
+            let low = digit(pair[1]).ok_or_else(refused)?;
             *byte = high << 4 | low;
         }
         Ok(ImageKey(key))
@@ -317,7 +313,7 @@ impl ImageKey {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<ImageKey, KeyError> {
+    fn read(text: &str) -> io::Result<ImageKey> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         ImageKey::read(file.path())
@@ -329,12 +325,11 @@ mod tests {
         let key = read(&format!("{digits}\nsecond line\n")).unwrap();
         assert_eq!(key.0[..4], [0x01, 0x23, 0x45, 0x67]);
         for text in ["", &digits[1..], &format!("{digits}0"), &digits.replace('a', "g")] {
-            assert!(matches!(read(text), Err(KeyError::NotAKey)), "{text}");
+            let refused = read(text).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{text}");
         }
-        assert!(matches!(
-            ImageKey::read(Path::new("/nowhere")),
-            Err(KeyError::Io(_))
-        ));
+        let missing = ImageKey::read(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -3,14 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "compiled for tests and fuzz targets only")]
 
 use arbitrary::{Arbitrary, Unstructured};
+use etcd_store::cache::{TreeBuilder, testing::KeyValue};
+use etcd_store::keyspace::scope::Scope;
 use prost::Message as _;
 
 use super::file::{Header, encoded_end, read_image};
 use super::frame::{END, ENTRIES, sealed};
 use crate::lineage::Fingerprint;
-use etcd_store::cache::TreeBuilder;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::keyspace::scope::Scope;
 
 /// Most bytes of an image's tree.
 const MAX_BYTES: u64 = 1 << 20;

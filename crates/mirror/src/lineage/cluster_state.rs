@@ -17,18 +17,16 @@
 //! The one that replaces it ([`Transition::Replaced`]) drops the mirrors. All that began in the old history and end later
 //! prove nothing ([`Transition::Outdated`]), and their notes go to the old history.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use etcd_store::cache::ResponseHeader;
+use tokio::{sync::Notify, time::Instant};
 
 use super::auth_state::{Auth, AuthChange, AuthState};
 use super::known::{Before, History, HistoryId};
 use crate::metrics::{Unreadable, UnreadableMetrics};
-use etcd_store::cache::ResponseHeader;
 
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,21 +1,15 @@
 //! The revision up to which etcd has compacted, exactly. A quorum check finds no more than that a revision is compacted, while
 //! a watch is cancelled with the compaction's own.
 
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
-use futures_util::future::Shared;
+use futures_util::{FutureExt as _, future::Shared};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use rangecache_upstream::{ConnectionClass, Upstream, compact_revision};
+use tokio::{sync::Notify, time::Instant};
 
 use super::known::HistoryId;
-use rangecache_upstream::{ConnectionClass, Upstream, compact_revision};
 
 /// Timeout for connecting to etcd.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,11 +1,11 @@
 //! The judge: what shows whether the history behind a connection is the known one (I4), and what that misses. `docs/architecture.md`
-//! has the same table.
+//! has the same table. Where a member is in etcd's history ([`Position`]) is read here as well.
 //!
 //! | evidence | asked for | another history if | shows nothing | misses |
 //! |---|---|---|---|---|
 //! | header of a linearizable read ([`Before::continues_with`]) | by each check, load and feed | its cluster is another one, or its revision is lower than what was known before it | | a replacement whose revisions have caught up |
-//! | raft log of the member that has answered it ([`Position`](super::Position)) | at the first check on a connection, after a lower raft term, by each load and feed | its index is less far ahead of the revision | without raft, and behind a hub | a data directory that was put back, `--force-new-cluster` |
-//! | last compaction ([`Position`](super::Position)) | by each load and feed | etcd has the revisions that it had compacted | before the first one | a replacement without a compaction |
+//! | raft log of the member that has answered it ([`Position`]) | at the first check on a connection, after a lower raft term, by each load and feed | its index is less far ahead of the revision | without raft, and behind a hub | a data directory that was put back, `--force-new-cluster` |
+//! | last compaction ([`Position`]) | by each load and feed | etcd has the revisions that it had compacted | before the first one | a replacement without a compaction |
 //! | a client's write ([`Before::write_continues`]) | by each write | its revision was known before it was sent | | all before the next write |
 //! | connection that has loaded the mirror ([`Evidence::Loader`]) | by the first feed behind a load | its revision is lower than the mirror's | it does not respond, or a hub behind it has had another history | nothing: the process behind it is the same |
 //! | newest events, up to 64, delivered again ([`Evidence::Events`]) | by each other feed, and at the first check on a connection | one is missing, is another one, or is one more | compacted, more than [`MAX_REVISIONS_BACK`] back, or none since the load; up to a delete that etcd may have compacted | what was loaded: after few events its keys are compared, too |
@@ -14,14 +14,16 @@
 //! What the last three miss, verification finds. Where all of them show nothing, the mirror is loaded again. Behind a hub, whose number
 //! names a history ([`Lineage`](rangecache_upstream::Lineage)), events and keys decide once for each number.
 
-use std::iter::once;
-use std::sync::Arc;
+use std::{iter::once, sync::Arc};
 
 use bytes::Bytes;
+use etcd_store::cache::{self, Change, ResponseHeader, StoredEntry, Tree};
+use etcd_wire::etcdserverpb::RangeRequest;
+use rangecache_upstream::{
+    Connection, Version, header_request, is_compaction, is_future_revision, proven_header, range,
+};
 
 use super::known::{Before, gap};
-use etcd_store::cache::{Change, ResponseHeader, StoredEntry, Tree};
-use rangecache_upstream::Connection;
 
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
 /// them, and lets writes wait meanwhile (about a microsecond each).
@@ -163,5 +165,130 @@ impl Before {
     pub(crate) fn write_continues(&self, cluster_id: u64, revision: i64, has_changed: bool) -> bool {
         let lowest = self.revision + i64::from(has_changed);
         revision == 0 || revision >= lowest || !self.history.may_be_of_cluster(cluster_id)
+    }
+}
+
+/// Result of a linearizable read, and a later status of the very member that answered it.
+#[derive(Debug)]
+pub(crate) struct Position {
+    /// Header of the read.
+    pub(crate) header: cache::ResponseHeader,
+    /// Raft index in the status; `None` where raft logs cannot be compared.
+    pub(crate) raft_index: Option<u64>,
+    /// Version in the status, if it is known.
+    pub(crate) version: Option<Version>,
+    /// Whether etcd still refuses what it is known to have compacted.
+    holds_compaction: bool,
+}
+
+impl Position {
+    /// Reads the position of a member behind `connection`, to be compared with the state `before`. `key` is one that
+    /// rangecache's own user may read.
+    ///
+    /// # Errors
+    /// etcd's status; `Unavailable` if only other members responded to the requests for a status.
+    pub(crate) async fn read(
+        connection: &Arc<Connection>,
+        key: Bytes,
+        before: &Before,
+    ) -> Result<Position, tonic::Status> {
+        let request = header_request(key);
+        let header = proven_header(connection, request.clone()).await?;
+        let position = Position::of(connection, header.into()).await?;
+        // Revision 0 would be the newest one.
+        let compacted = before.compacted().saturating_sub(1);
+        let holds_compaction = if compacted > 0 {
+            let request = RangeRequest {
+                revision: compacted,
+                ..request
+            };
+            match range(connection, request).await {
+                Ok(_) => false,
+                Err(status) if is_compaction(&status) => true,
+                Err(status) if is_future_revision(&status) => false,
+                Err(status) => return Err(status),
+            }
+        } else {
+            true
+        };
+        Ok(Position {
+            holds_compaction,
+            ..position
+        })
+    }
+
+    /// The position of the member that has answered a linearizable read with `header`. Another member's raft index proves
+    /// nothing: a follower that is one entry behind looks like a replaced history.
+    ///
+    /// # Errors
+    /// As [`Position::read`].
+    pub(crate) async fn of(
+        connection: &Arc<Connection>,
+        header: cache::ResponseHeader,
+    ) -> Result<Position, tonic::Status> {
+        let status = connection.raft_status(header.member_id).await?;
+        Ok(Position {
+            header,
+            raft_index: status.as_ref().map(|status| status.raft_index),
+            version: status.and_then(|status| status.version.parse().ok()),
+            holds_compaction: true,
+        })
+    }
+
+    /// Whether the history behind the connection is that of `before`, the state before the position was read.
+    pub(crate) fn continues(&self, before: &Before) -> bool {
+        self.holds_compaction && before.continues_with(&self.header, self.raft_index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lineage::{ClusterState, Transition};
+
+    const CLUSTER: u64 = 7;
+
+    /// State at revision 100, whose raft index is 10 higher.
+    fn before() -> Before {
+        let state = ClusterState::default();
+        let header = position(CLUSTER, 100, 110).header;
+        let checked = state.after_check(&state.before_check(), header, Some(110));
+        assert_eq!(checked, Transition::Continues);
+        state.note_raft_index(&state.before_check(), 110, 100);
+        state.before_check()
+    }
+
+    fn position(cluster_id: u64, revision: i64, raft_index: u64) -> Position {
+        Position {
+            header: cache::ResponseHeader {
+                cluster_id,
+                revision,
+                ..cache::ResponseHeader::default()
+            },
+            raft_index: Some(raft_index),
+            version: None,
+            holds_compaction: true,
+        }
+    }
+
+    #[test]
+    fn history_continues_in_the_same_cluster_at_no_lower_revision_with_its_raft_log_and_compaction() {
+        let before = before();
+        for (position, expected) in [
+            (position(CLUSTER, 100, 110), true),
+            (position(CLUSTER, 130, 145), true),
+            (position(CLUSTER, 99, 120), false),
+            (position(CLUSTER, 130, 139), false),
+            (position(CLUSTER + 1, 130, 145), false),
+            (
+                Position {
+                    holds_compaction: false,
+                    ..position(CLUSTER, 130, 145)
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(position.continues(&before), expected, "{position:?}");
+        }
     }
 }

@@ -2,11 +2,10 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `judge` | what shows whether a history continues, and what that misses (I4) |
+//! | `judge` | what shows whether a history continues, and what that misses (I4); where a member is in it |
 //! | `known` | one history: its identity and revisions, what checks proved of them and when, and what an image keeps |
 //! | `cluster_state` | the current history, and the one function that replaces it (I4); revisions served (I11) |
 //! | `auth_state` | whether etcd's auth is on (I8) |
-//! | `position` | where a member is in etcd's history |
 //! | `compaction` | the revision of etcd's last compaction, as etcd reports it |
 //! | `events` | the newest events of a mirror, compared with what a feed delivers again |
 //! | `keys` | the newest keys of a mirror or a load, compared where events cannot be had |
@@ -18,7 +17,6 @@ mod events;
 mod judge;
 mod keys;
 mod known;
-mod position;
 
 pub use auth_state::{Auth, AuthChange};
 pub use cluster_state::{ClusterState, Transition};
@@ -26,7 +24,6 @@ pub use known::{Before, History, HistoryId};
 
 pub(super) use compaction::Compaction;
 pub(super) use events::{EventComparison, RecentEvents};
-pub(super) use judge::{Anchor, Evidence, Verdict};
+pub(super) use judge::{Anchor, Evidence, Position, Verdict};
 pub(super) use keys::Keys;
 pub(super) use known::Fingerprint;
-pub(super) use position::Position;

@@ -11,21 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use etcd_store::cache::{Entry, StoredEntry, Tree};
+use etcd_store::keyspace::successor;
+use etcd_wire::etcdserverpb::{RangeRequest, kv_client::KvClient};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use rangecache_base::net::Url;
+use rangecache_upstream::{Channel, Connection, header_request, is_future_revision, page_limit, range};
 
-use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
+use super::begin::{Load, LoadError, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
 use super::difference::{Difference, Span};
-use super::error::LoadError;
 use super::gather::run;
 use super::have::{Adopted, Have, Loaded};
 use super::read::{LoadReader, page};
 use crate::lineage::{Anchor, Fingerprint, Position};
-use etcd_store::cache::{Entry, StoredEntry, Tree};
-use etcd_store::keyspace::successor;
-use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use rangecache_base::net::Url;
-use rangecache_upstream::{Channel, Connection, header_request, is_future_revision, page_limit, range};
 
 /// Reads of changed and of compared values that are in flight at once.
 const IN_FLIGHT: usize = 8;

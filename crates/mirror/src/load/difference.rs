@@ -4,17 +4,15 @@
 //! history. Whether it is one history is not shown by keys and revisions: see [`adopt`](super::adopt).
 
 use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
-use std::ops::ControlFlow;
+use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use bytes::Bytes;
-
-use super::begin::PAGE_TARGET_BYTES;
-use super::error::LoadError;
-use super::read::Sink;
 use etcd_store::cache::{Entry, StoredEntry, Tree};
 use etcd_wire::etcdserverpb::RangeResponse;
 use rangecache_upstream::page_limit;
+
+use super::begin::{LoadError, PAGE_TARGET_BYTES};
+use super::read::Sink;
 
 /// Unchanged entries whose values are compared: the newest.
 pub(super) const COMPARED_ENTRIES: usize = 64;

@@ -1,22 +1,20 @@
 //! Loads of everything, whose keys are gathered as they arrive.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::time::Instant;
-
-use super::begin::{Load, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
-use super::error::LoadError;
-use super::have::{Loaded, LoadedBy};
-use super::read::{LoadReader, Sink};
-use crate::lineage::{Anchor, Keys};
-use crate::memory::make_room_of_load;
 use etcd_store::cache::{ResponseHeader, Tree, TreeBuilder};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::RangeResponse;
 use rangecache_base::blocking::compute;
 use rangecache_upstream::{Connection, first_page_limit, page_limit};
+use tokio::time::Instant;
+
+use super::begin::{Load, LoadError, MAX_RESUMES, PAGE_TARGET_BYTES, RESUME_PAUSE};
+use super::have::{Loaded, LoadedBy};
+use super::read::{LoadReader, Sink};
+use crate::lineage::{Anchor, Keys};
+use crate::memory::make_room_of_load;
 
 /// Interval of the log lines of a long load.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);

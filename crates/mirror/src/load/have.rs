@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::lineage::{Anchor, Fingerprint};
 use etcd_store::cache::Tree;
 use rangecache_upstream::Connection;
+
+use crate::lineage::{Anchor, Fingerprint};
 
 /// Keys of a scope that a load need not read, as far as etcd still has them.
 #[derive(Debug)]

@@ -4,31 +4,28 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `begin` | what a load needs, and its first reads |
+//! | `begin` | what a load needs, its first reads, causes and failures |
 //! | `gather` | loads of everything |
 //! | `have` | keys that need not be read, and the result |
 //! | `adopt` | loads of what has changed since |
 //! | `neighbour` | keys from another rangecache, for a start |
 //! | `difference` | what differs, by keys and revisions |
 //! | `read` | the requests of a load |
-//! | `error` | causes and failures of loads |
 
 mod adopt;
 mod begin;
 mod difference;
-mod error;
 mod gather;
 mod have;
 mod neighbour;
 mod read;
 
-pub(super) use begin::Load;
-pub(super) use error::{LoadCause, LoadError};
-pub(super) use have::{Adopted, Have, Loaded, LoadedBy, Source};
-
 use adopt::{adopt, is_continued};
 use gather::load_all;
 use neighbour::ask_neighbours;
+
+pub(super) use begin::{Load, LoadCause, LoadError};
+pub(super) use have::{Adopted, Have, Loaded, LoadedBy, Source};
 pub(super) use neighbour::check_neighbours;
 
 /// Brings a mirror to etcd's present keys, on a dedicated connection. Of what it has, or of what a neighbour has otherwise, only

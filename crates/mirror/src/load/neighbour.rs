@@ -10,9 +10,9 @@ use rangecache_upstream::{Channel, ConnectError, ReceiveWindow, Upstream};
 use tokio::time::Instant;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
+use super::begin::{Load, LoadError};
 use super::gather::{build, push_all};
 use super::have::{Have, Source};
-use super::{begin::Load, error::LoadError};
 use crate::lineage::{Anchor, Fingerprint};
 use crate::{set::MirrorSet, view::Mirror};
 

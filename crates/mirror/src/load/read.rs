@@ -3,17 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tonic::Code;
-
-use super::begin::Load;
-use super::error::{LoadError, PIECE_TIMEOUT};
-use crate::metrics::StreamFallbacks;
-use etcd_store::cache::ResponseHeader;
-use etcd_store::keyspace::successor;
-use etcd_wire::etcdserverpb::kv_client::KvClient;
-use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse};
+use etcd_store::{cache::ResponseHeader, keyspace::successor};
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, kv_client::KvClient};
 use rangecache_base::telemetry::metrics::gauge;
 use rangecache_upstream::{Channel, Connection, is_too_large};
+use tonic::Code;
+
+use super::begin::{Load, LoadError, PIECE_TIMEOUT};
+use crate::metrics::StreamFallbacks;
 
 /// Receiver of what is read.
 pub(super) trait Sink {

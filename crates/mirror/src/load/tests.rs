@@ -1,22 +1,18 @@
 //! Loads from a scripted etcd.
 
-use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
-use prost::Message as _;
-use tonic::Code;
-
-use super::begin::MAX_RESUMES;
-use super::*;
-use crate::lineage::HistoryId;
-use crate::testing::{Bench, Then};
-use etcd_store::cache::Tree;
-use etcd_store::cache::testing::KeyValue;
+use etcd_store::cache::{Tree, testing::KeyValue};
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse};
+use prost::Message as _;
 use rangecache_upstream::fake::{self, FakeEtcd};
 use rangecache_upstream::first_page_limit;
+use tonic::Code;
+
+use super::{begin::MAX_RESUMES, *};
+use crate::lineage::HistoryId;
+use crate::testing::{Bench, Then};
 
 fn keys(tree: &Tree) -> String {
     let mut keys = String::new();

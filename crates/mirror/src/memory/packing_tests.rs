@@ -1,7 +1,7 @@
+use etcd_store::cache::{Change, HistoryLimits, Store, Tree, testing::KeyValue};
+
 use super::*;
 use crate::testing::{Bench, SOON};
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, HistoryLimits, Store, Tree};
 
 const KEYS: usize = 8_000;
 

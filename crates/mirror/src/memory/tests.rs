@@ -1,8 +1,8 @@
+use etcd_store::cache::{HistoryLimits, Store, testing::KeyValue};
+
 use super::*;
 use crate::lifecycle;
 use crate::testing::{Bench, SOON, live};
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{HistoryLimits, Store};
 
 const VALUE_BYTES: usize = 1_000;
 

@@ -5,13 +5,11 @@
 //! that were copied because readers held them; a reader remembers both as they were when it got its view. What the
 //! oldest reader keeps is the difference, and it includes what all later readers keep.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use parking_lot::Mutex;
-use tokio::sync::Notify;
+use std::{collections::BTreeSet, sync::Arc};
 
 use etcd_store::cache::Store;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 /// Readers' views of one mirror.
 #[derive(Debug, Default)]
@@ -138,8 +136,9 @@ impl Drop for HeldView {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
     use etcd_store::cache::{Change, Entry, HistoryLimits, Tree};
+
+    use super::*;
 
     const KEYS: u8 = 100;
     const VALUE_BYTES: usize = 1000;

@@ -1,12 +1,10 @@
 //! Rebuilt past revisions of one mirror's contents, kept for the next page of the same list.
 
-use moka::policy::EvictionPolicy;
-use moka::sync::Cache;
-use parking_lot::Mutex;
-
 use std::time::Duration;
 
 use etcd_store::cache::{Rebuild, Rebuilt, Tree, WeakTree};
+use moka::{policy::EvictionPolicy, sync::Cache};
+use parking_lot::Mutex;
 
 /// Weight of a rebuilt revision in addition to its nodes, in bytes: moka's bookkeeping and the tree's root (estimate).
 const OVERHEAD_BYTES: u64 = 256;

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::state::Mirror;
 use etcd_store::cache::{Summary, Tree};
 use etcd_store::keyspace::{figure_prefix, first_part, prefix_end, successor};
+
+use super::state::Mirror;
 
 /// Prefixes that are looked for in one mirror; further keys count as those of no prefix.
 const MAX_PREFIXES: usize = 1_024;
@@ -63,8 +64,9 @@ fn divide(tree: &Tree, mut add: impl FnMut(&[u8], Summary)) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use etcd_store::cache::testing::KeyValue;
+
+    use super::*;
 
     fn tree(keys: impl IntoIterator<Item = String>) -> Tree {
         let mut keys: Vec<_> = keys.into_iter().collect();

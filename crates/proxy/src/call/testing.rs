@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
+use rangecache_base::telemetry::clients::ClientName;
+use rangecache_edge::limits::{BufferMetrics, ByteKind, BytesLedger, ClientAccount};
 use tokio::time::Instant;
 
 use super::record::CallRecord;
 use crate::metrics::ProxyTelemetry;
-use rangecache_base::telemetry::clients::ClientName;
-use rangecache_edge::limits::{BufferMetrics, ByteKind, BytesLedger, ClientAccount};
 
 /// Telemetry that neither logs nor traces.
 pub(crate) fn telemetry() -> Arc<ProxyTelemetry> {

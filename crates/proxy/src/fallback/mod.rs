@@ -30,8 +30,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use etcd_store::cache::RangeQuery;
+use etcd_wire::grpc::metadata::{grpc_content_type, shared_head};
+use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
-use etcd_wire::grpc::{head::shared_head, metadata::grpc_content_type, method::RANGE};
 use http::request::Parts;
 use rangecache_base::telemetry::{Outcome, outcome::Failure};
 use rangecache_edge::limits::{ByteKind, BytesLedger, ClientAccount, Deadline, Gate, SlotPolicy, Slots};

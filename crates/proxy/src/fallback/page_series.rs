@@ -25,7 +25,7 @@ use etcd_store::cache::{RangeQuery, ResponseHeader, Rope, Selection};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::{RangeRequest, kv_client::KvClient};
 use etcd_wire::grpc::{RangeResponseScanner, ResponseSummary};
-use etcd_wire::grpc::{head::shared_metadata, status::is_ok};
+use etcd_wire::grpc::{metadata::shared_metadata, status::is_ok};
 use http::HeaderMap;
 use http_body::Frame;
 use rangecache_base::telemetry::metrics::gauge;

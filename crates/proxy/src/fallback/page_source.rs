@@ -1,18 +1,15 @@
 //! RangeStream of the remaining keys of a list, which is split into pages.
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::pin::Pin;
-use std::time::Duration;
+use std::{collections::VecDeque, fmt, pin::Pin, time::Duration};
 
+use etcd_store::cache::Entry;
+use etcd_wire::etcdserverpb::RangeStreamResponse;
 use futures_util::{Stream, StreamExt};
+use rangecache_edge::limits::HeldBytes;
+use rangecache_mirror::view::Reading;
 use tokio::time::Instant;
 
 use super::reason::StreamFallback;
-use etcd_store::cache::Entry;
-use etcd_wire::etcdserverpb::RangeStreamResponse;
-use rangecache_edge::limits::HeldBytes;
-use rangecache_mirror::view::Reading;
 
 /// Timeout for the next chunk from etcd. The page is then forwarded.
 pub(super) const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -122,13 +119,13 @@ mod tests {
     use std::sync::Arc;
 
     use bytes::Bytes;
+    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
     use futures_util::stream;
+    use rangecache_edge::limits::{ByteKind, ClientAccount};
+    use rangecache_mirror::view::Pinned;
 
     use super::*;
     use crate::call::testing::account;
-    use etcd_wire::etcdserverpb::{RangeResponse, ResponseHeader};
-    use rangecache_edge::limits::{ByteKind, ClientAccount};
-    use rangecache_mirror::view::Pinned;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;
 

@@ -63,8 +63,9 @@ impl From<NoRangeStream> for StreamFallback {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rangecache_mirror::STREAM_FALLBACKS;
+
+    use super::*;
 
     #[test]
     fn every_reason_has_a_series_from_the_start() {

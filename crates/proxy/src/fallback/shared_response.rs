@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use etcd_wire::grpc::{Method, Status, status::GRPC_STATUS};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, response};
 use http_body::Frame;
+use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
+use rangecache_mirror::lineage::ClusterState;
 
 use super::unary_over_stream::Converted;
 use crate::forward::{ResponseReader, SendError, UpstreamResponse, status_of};
 use crate::response::{BodySource, Polled, ResponseBody};
-use etcd_wire::grpc::status::GRPC_STATUS;
-use etcd_wire::grpc::{Method, Status};
-use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
-use rangecache_mirror::lineage::ClusterState;
 
 /// Codes that etcd, or a proxy before it, has for what all of the reads ask, or for its own state: `Ok`, `DeadlineExceeded` (a
 /// shared call has no deadline that a client has set), `ResourceExhausted`, `OutOfRange`, `Unavailable`.
@@ -165,11 +164,11 @@ impl BodySource for SharedBody {
 
 #[cfg(test)]
 mod tests {
+    use etcd_wire::grpc::status::ok_trailers;
     use http_body_util::BodyExt;
 
     use super::*;
     use crate::call::testing::account;
-    use etcd_wire::grpc::status::ok_trailers;
 
     #[tokio::test]
     async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {

@@ -4,10 +4,7 @@
 //! response, which may be older than they are (I2). They wait for the **next** call, which starts when the one in
 //! flight is complete and serves all of them; calls that arrive during that call wait for the one after it.
 
-use std::collections::HashMap;
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::{collections::HashMap, fmt, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use parking_lot::Mutex;

@@ -5,34 +5,27 @@
 //! request needs a slot, like a large Range. When the client cancels, the body is dropped, and the page in flight is
 //! cancelled.
 
-use std::collections::VecDeque;
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{collections::VecDeque, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
-use http::header::CONTENT_LENGTH;
-use http::request::Parts;
-use http_body::Frame;
-use prost::Message;
-use tokio::time::Instant;
-
-use crate::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse, status_of};
-use crate::response::{BodySource, Polled};
 use etcd_store::cache::{ChunkSize, Entry, RangeQuery};
 use etcd_store::keyspace::successor;
 use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix, framed};
-use etcd_wire::grpc::head::{head_bytes, kept_head};
-use etcd_wire::grpc::metadata::HeadFields;
+use etcd_wire::grpc::metadata::{HeadFields, head_bytes, kept_head};
 use etcd_wire::grpc::method::RANGE;
 use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use etcd_wire::grpc::{Method, Status};
+use http::{HeaderMap, header::CONTENT_LENGTH, request::Parts};
+use http_body::Frame;
+use prost::Message;
 use rangecache_edge::limits::{ByteKind, ClientAccount, Deadline, HeldBytes, Slots};
 use rangecache_upstream::{BoxError, ConnectionClass, first_page_limit, page_limit};
+use tokio::time::Instant;
+
+use crate::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse, status_of};
+use crate::response::{BodySource, Polled};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;

@@ -10,25 +10,23 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use etcd_store::cache::{RangeQuery, Rope};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
+use etcd_wire::grpc::metadata::{grpc_content_type, remove_own_metadata};
+use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
+use etcd_wire::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
+use etcd_wire::{etcdserverpb::RangeRequest, grpc::method::RANGE_STREAM};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
-use http::request::Parts;
-use http::{HeaderMap, Request, Response, StatusCode, Uri, response};
+use http::{HeaderMap, Request, Response, StatusCode, Uri, request::Parts, response};
 use http_body::Frame;
 use prost::encoding::{encode_varint, encoded_len_varint};
+use rangecache_edge::limits::{ByteKind, ClientAccount, HeldBytes};
+use rangecache_upstream::{Connection, Outgoing};
 use tokio::time::Instant;
 
 use super::reason::StreamFallback;
 use crate::forward::{Forward, ResponseReader};
 use crate::response::{BodySource, Polled, ResponseBody, status_response};
-use etcd_store::cache::{RangeQuery, Rope};
-use etcd_wire::etcdserverpb::RangeRequest;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
-use etcd_wire::grpc::metadata::{grpc_content_type, remove_own_metadata};
-use etcd_wire::grpc::method::RANGE_STREAM;
-use etcd_wire::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
-use etcd_wire::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
-use rangecache_edge::limits::{ByteKind, ClientAccount, HeldBytes};
-use rangecache_upstream::{Connection, Outgoing};
 
 /// Step, in bytes, by which a response takes bytes from the budget. The unused rest is released when it is complete.
 const BUDGET_STEP_BYTES: u64 = 256 << 10;
@@ -288,9 +286,10 @@ fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
+
     use super::*;
     use crate::call::testing::account;
-    use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
 
     #[test]
     fn negative_limit_and_revision_become_zero() {

@@ -1,14 +1,13 @@
 //! Errors of calls to which etcd did not respond.
 
+use etcd_wire::grpc::Status;
 use http::HeaderValue;
+use rangecache_base::telemetry::{Outcome, Reason, outcome::Failure};
+use rangecache_edge::limits::Exceeded;
+use rangecache_upstream::{BoxError, NoEndpoint, is_reset};
 
 use crate::call::Ended;
 use crate::response::{CallResult, status_response};
-use etcd_wire::grpc::Status;
-use rangecache_base::telemetry::outcome::Failure;
-use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_edge::limits::Exceeded;
-use rangecache_upstream::{BoxError, NoEndpoint, is_reset};
 
 /// Reason for which a call got no response from etcd.
 #[derive(Debug, thiserror::Error)]

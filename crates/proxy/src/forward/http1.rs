@@ -3,29 +3,24 @@
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
-use http_body::SizeHint;
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::body::ForwardedBody;
-use super::http1_pool::{Http1Connection, Http1Pool, NextConnection};
-use super::send::Forward;
-use super::upgraded::{UPGRADED_BYTES, Upgrade};
-use crate::call::Ended;
-use crate::response::{BodySource, Polled, ResponseBody};
 use etcd_wire::grpc::Method;
 use etcd_wire::grpc::metadata::{is_bypassing, remove_own_metadata, set_bypass};
-use rangecache_base::instance::Instance;
-use rangecache_base::net::Url;
-use rangecache_base::telemetry::outcome::Failure;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
+use http_body::SizeHint;
+use hyper::{body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
 use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_base::{instance::Instance, net::Url, telemetry::outcome::Failure};
 use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 use rangecache_upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, NoEndpoint, Outgoing};
+use tokio::time::{Instant, timeout_at};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::http1_pool::{Http1Connection, Http1Pool, NextConnection};
+use super::upgraded::{UPGRADED_BYTES, Upgrade};
+use super::{body::ForwardedBody, send::Forward};
+use crate::call::Ended;
+use crate::response::{BodySource, Polled, ResponseBody};
 
 /// Bytes of a request and of a response that are buffered, each.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -2,19 +2,16 @@
 //! for the next one. A burst of requests opens a few connections at once, and its other requests take those that are
 //! returned meanwhile.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
-use tokio::time::Instant;
-use tokio_util::sync::{CancellationToken, DropGuard};
-use tokio_util::task::TaskTracker;
-
 use rangecache_base::net::Url;
 use rangecache_edge::limits::{ClientAccount, Deadline, Slot, Slots};
 use rangecache_upstream::Outgoing;
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 /// Connections without a request that are kept: as many as were needed at once within [`IDLE_TIMEOUT`], up to this number.
 const MAX_IDLE: usize = 256;

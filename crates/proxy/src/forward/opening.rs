@@ -3,14 +3,12 @@
 //! The first message of a watch stream creates a watch, to which etcd responds at once. A thousand clients that connect
 //! again create a thousand watches, which must not delay each quorum check by as many.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
-
 use rangecache_edge::limits::{Exceeded, Gate, Slot};
 use rangecache_upstream::BoxError;
+use tokio::sync::watch;
 
 /// Longest time that a new watch has its slot. etcd does not respond to every first message.
 const MAX_OPENING: Duration = Duration::from_secs(1);
@@ -107,9 +105,10 @@ impl Drop for Opening<'_> {
 mod tests {
     use std::future::pending;
 
+    use rangecache_edge::limits::{ClientAccount, Deadline, SlotPolicy, Slots, SlotsMetrics};
+
     use super::*;
     use crate::call::testing::account;
-    use rangecache_edge::limits::{ClientAccount, Deadline, SlotPolicy, Slots, SlotsMetrics};
 
     fn slots(max_waiting: u32) -> (Arc<Slots>, Arc<ClientAccount>) {
         let small = SlotsMetrics::default().small();

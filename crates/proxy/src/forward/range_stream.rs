@@ -1,20 +1,18 @@
 //! Sends a RangeStream to an endpoint that implements it.
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderMap, Response, StatusCode, response};
+use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
+use etcd_wire::grpc::{Method, metadata::is_grpc};
+use http::{HeaderMap, Response, StatusCode, request::Parts, response};
 use http_body::Frame;
 use http_body_util::BodyExt;
+use rangecache_edge::limits::{ByteKind, Gate};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, ReceiveWindow, UpstreamBody};
 use tokio::time::Instant;
 
 use super::error::SendError;
 use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
 use crate::response::ResponseBody;
-use etcd_wire::grpc::Method;
-use etcd_wire::grpc::metadata::is_grpc;
-use etcd_wire::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
-use rangecache_edge::limits::{ByteKind, Gate};
-use rangecache_upstream::{BoxError, ConnectionClass, InFlight, NoRangeStream, ReceiveWindow, UpstreamBody};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`

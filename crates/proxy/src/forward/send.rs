@@ -1,33 +1,27 @@
 //! Sends calls to etcd: chooses connections and decides about retries.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderMap, Request, Response};
-use http_body::Frame;
-use http_body_util::BodyExt;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::body::ForwardedBody;
-use super::error::SendError;
-use super::http1_pool::Http1Pool;
-use super::shutdown::StopSignal;
-use crate::metrics::ProxyTelemetry;
-use crate::response::{CallResult, ResponseBody, status_response};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use etcd_wire::grpc::metadata::{grpc_content_type, is_bypassing, is_grpc, remove_own_metadata};
 use etcd_wire::grpc::status::GRPC_STATUS;
 use etcd_wire::grpc::{Method, Status, written};
+use http::{HeaderMap, Request, Response, request::Parts};
+use http_body::Frame;
+use http_body_util::BodyExt;
 use rangecache_edge::limits::{ByteKind, ClientAccount, Gate, HeldBytes, Slot, Slots};
 use rangecache_mirror::lineage::{Before, ClusterState};
 use rangecache_upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MAX_SHORT_BYTES, MessageLimit, Outgoing, SendFailure,
     Upstream, UpstreamBody, WritesTo,
 };
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{body::ForwardedBody, error::SendError, http1_pool::Http1Pool, shutdown::StopSignal};
+use crate::metrics::ProxyTelemetry;
+use crate::response::{CallResult, ResponseBody, status_response};
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
 const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
@@ -421,10 +415,10 @@ fn bytes_to_receive(first: &Frame<Bytes>, window_bytes: u64) -> u64 {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use rangecache_edge::limits::{SlotMetrics, SlotPolicy};
     use tokio::net::TcpListener;
 
     use super::*;
-    use rangecache_edge::limits::{SlotMetrics, SlotPolicy};
 
     /// Starts a server that closes each connection on its first KV call; also returns the number of KV calls.
     async fn forward_to_lossy_server() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {

@@ -5,16 +5,14 @@
 //! two messages. The status is `Unavailable`, on which etcd's clients create their watches and keepalives again and
 //! resume where they were. All other calls are left to complete.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::task::Context;
+use std::{future::Future, pin::Pin, task::Context};
 
+use etcd_wire::grpc::{Method, Status};
 use http::HeaderValue;
+use rangecache_base::wake_gated::WakeGated;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::response::{CallResult, status_response};
-use etcd_wire::grpc::{Method, Status};
-use rangecache_base::wake_gated::WakeGated;
 
 /// Runs `send`, which sends an endless call; returns `Unavailable` if `drain` is cancelled before the head of the
 /// response. `send` gets a token that is cancelled when the call ends for any reason, and ends the body of the request

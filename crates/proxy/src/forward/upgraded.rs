@@ -4,11 +4,8 @@
 //! [`Upgrade::start`] writes that body to the client's connection, and what the client sends to etcd's. The call lasts as long
 //! as the body, and the client's connection keeps its place among all connections.
 
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
 use http_body::{Body, Frame};
@@ -16,13 +13,12 @@ use http_body_util::BodyExt;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use rangecache_mirror::{Unreadable, lineage::ClusterState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::send::Forward;
 use crate::response::{BodySource, Polled, ResponseBody};
-use rangecache_mirror::Unreadable;
-use rangecache_mirror::lineage::ClusterState;
 
 /// Longest piece that is read at once, in bytes.
 const PIECE_BYTES: usize = 16 << 10;

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::*;
 use rangecache_base::telemetry::exposition::Format;
-use rangecache_edge::server::ConnectionMetrics;
-use rangecache_edge::tls::TlsMetrics;
+use rangecache_edge::{server::ConnectionMetrics, tls::TlsMetrics};
 use rangecache_mirror::metrics::{MirrorsMetrics, UnreadableMetrics};
+
+use super::*;
 
 /// Prometheus' `increase()` does not see the first event of a series that begins with it.
 #[test]

@@ -1,6 +1,5 @@
 //! **answer**: selects the entries of a response at the proven revision, or at the revision that the request names.
 
-use super::scan::{STEP_ENTRIES, ScannedEntries, scan_in_turns};
 use etcd_store::cache::{
     AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selecting, Selection, Tree, begin_select,
 };
@@ -11,6 +10,8 @@ use rangecache_edge::limits::Gate;
 use rangecache_mirror::lineage::{ClusterState, HistoryId};
 use rangecache_mirror::view::{Mirror, ViewAtError};
 use rangecache_upstream::Version;
+
+use super::scan::{STEP_ENTRIES, ScannedEntries, scan_in_turns};
 
 /// Response from memory, whatever its wire format. Throughout the read path the other result is the [`Reason`] for which
 /// etcd has to respond.

@@ -1,19 +1,18 @@
 //! **prove**: one attempt to answer a read from memory. It waits for the proof that the plan requires and for the mirror,
 //! and ends with the answer, or with the reason for which etcd has to respond.
 
-use http::HeaderMap;
-use tokio::time::Instant;
-
-use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
-use crate::call::CallRecord;
-use crate::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
 use etcd_wire::grpc::{CallMetadata, Status};
+use http::HeaderMap;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::freshness::{Proof, Unproven};
 use rangecache_mirror::lineage::{Auth, HistoryId};
 use rangecache_mirror::view::Mirror;
 use rangecache_upstream::Version;
+use tokio::time::Instant;
+
+use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
+use crate::{call::CallRecord, handles::Proxy};
 
 /// Request of a read, whatever its wire format.
 pub(crate) struct ReadRequest {
@@ -191,9 +190,9 @@ pub(super) fn answer_unproven(unproven: Unproven) -> Result<MemoryAnswer, Reason
 
 #[cfg(test)]
 mod tests {
+    use rangecache_base::telemetry::{Outcome, outcome::Read};
+
     use super::*;
-    use rangecache_base::telemetry::Outcome;
-    use rangecache_base::telemetry::outcome::Read;
 
     #[test]
     fn compacted_revision_is_refused_from_memory_and_other_reads_without_proof_are_etcds() {

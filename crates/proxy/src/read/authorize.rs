@@ -1,10 +1,10 @@
 //! **prove** for a caller whose permissions must be checked (I8): etcd authorizes the read, memory answers it.
 
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::{freshness::authorize::Authorization, view::ViewAtError};
+
 use super::answer::{Basis, MemoryAnswer, ProvenRead};
 use super::attempt::{ReadAttempt, answer_unproven};
-use rangecache_base::telemetry::Reason;
-use rangecache_mirror::freshness::authorize::Authorization;
-use rangecache_mirror::view::ViewAtError;
 
 /// Answers the read of `attempt` at the revision at which etcd authorizes it.
 /// [`RequiredProof::Authorization`](super::plan::RequiredProof) describes the other parameters.

@@ -3,20 +3,19 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http_body::Frame;
-
-use super::scan::ScannedEntries;
-use crate::response::{BodySource, Polled, ResponseBody};
 use etcd_store::cache::{Answer, Chunks, JsonAnswer, MemoryError, Rope, chunk_head};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
 use etcd_wire::grpc::status::ok_trailers;
+use http::HeaderMap;
+use http_body::Frame;
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::HeldBytes;
-use rangecache_mirror::HeldView;
-use rangecache_mirror::view::Mirror;
+use rangecache_mirror::{HeldView, view::Mirror};
 use rangecache_upstream::BoxError;
+
+use super::scan::ScannedEntries;
+use crate::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
 /// its connection's buffers (I5).
@@ -224,16 +223,16 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
-    use http_body_util::BodyExt as _;
-    use prost::Message as _;
-
-    use super::*;
     use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{
         Dialect, Packing, RangeQuery, ResponseHeader, Selected, Selection, Tree, select,
     };
     use etcd_wire::etcdserverpb::{RangeResponse, RangeStreamResponse};
     use etcd_wire::grpc::frame::Prefix;
+    use http_body_util::BodyExt as _;
+    use prost::Message as _;
+
+    use super::*;
 
     const HEADER: ResponseHeader = ResponseHeader {
         cluster_id: 7,

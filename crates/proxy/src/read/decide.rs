@@ -1,18 +1,17 @@
 //! **plan** and **prove**: decides whether a read is answered from memory, and makes the attempt. The decision does not
 //! depend on the wire format.
 
-use super::answer::{Basis, MemoryAnswer};
-use super::attempt::{ReadAttempt, ReadRequest};
-use super::authorize::answer_authorized;
-use super::leaf::{answer_leaf_check, is_leaf_check};
-use super::plan::{Plan, PlanInputs, RequiredProof, plan};
-use super::stale::StaleRead;
-use crate::call::CallRecord;
-use crate::handles::{CallProtocol, Client, Proxy};
 use etcd_wire::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use rangecache_base::telemetry::Reason;
-use rangecache_mirror::lineage::Auth;
-use rangecache_mirror::view::Mirror;
+use rangecache_mirror::{lineage::Auth, view::Mirror};
+
+use super::answer::{Basis, MemoryAnswer};
+use super::attempt::{ReadAttempt, ReadRequest};
+use super::leaf::{answer_leaf_check, is_leaf_check};
+use super::plan::{Plan, PlanInputs, RequiredProof, plan};
+use super::{authorize::answer_authorized, stale::StaleRead};
+use crate::call::CallRecord;
+use crate::handles::{CallProtocol, Client, Proxy};
 
 /// Answers the read from memory if it may be. It came by `protocol`.
 ///

@@ -4,16 +4,16 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;
-use prost::Message as _;
-
-pub use super::json::fuzzing::range_json;
-use super::plan::{Plan, PlanInputs, RequiredProof, plan};
-use etcd_store::cache::testing::query_of;
-use etcd_store::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
+use etcd_store::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target, testing::query_of};
 use etcd_wire::etcdserverpb::RangeRequest;
+use prost::Message as _;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
+
+use super::plan::{Plan, PlanInputs, RequiredProof, plan};
+
+pub use super::json::fuzzing::range_json;
 
 #[derive(Arbitrary, Debug)]
 struct Known {

@@ -4,9 +4,19 @@
 //! response makes kube-apiserver stop streaming for ten minutes.
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{Request, Response};
+use etcd_store::cache::{
+    Answer, Chunks, Dialect, QueryError, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget,
+    names_unknown_sort_target,
+};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use etcd_wire::grpc::metadata::{HeadFields, MAX_MESSAGE_BYTES, grpc_content_type};
+use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
+use etcd_wire::grpc::{CallMetadata, Method, Status};
+use http::{Request, Response, request::Parts};
 use hyper::body::Incoming;
+use rangecache_base::telemetry::outcome::{Kind, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_upstream::{Outgoing, gates};
 
 use super::attempt::ReadRequest;
 use super::body::{EntrySource, stream_body, unary_body};
@@ -15,18 +25,6 @@ use crate::call::CallRecord;
 use crate::fallback::{Fetched, UpstreamRead};
 use crate::handles::{CallProtocol, Proxy};
 use crate::response::{CallResult, ResponseBody, status_response};
-use etcd_store::cache::{
-    Answer, Chunks, Dialect, QueryError, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget,
-    names_unknown_sort_target,
-};
-use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
-use etcd_wire::grpc::metadata::HeadFields;
-use etcd_wire::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
-use etcd_wire::grpc::status::MAX_RESPONSE_BYTES;
-use etcd_wire::grpc::{CallMetadata, Method, Status};
-use rangecache_base::telemetry::outcome::{Kind, Read};
-use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_upstream::{Outgoing, gates};
 
 /// The request, unchanged, for etcd.
 pub(crate) struct Original {

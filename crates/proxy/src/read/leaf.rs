@@ -4,27 +4,22 @@
 //! both). No mirror has to hold the key. A client that reads the same key through a leaf gets etcd's answer: no rangecache forwards the
 //! metadata that makes a read a check.
 
+use etcd_store::cache::Selection;
+use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS};
+use etcd_wire::grpc::{HEALTH_CHECK, Method, Status};
+use etcd_wire::grpc::{frame::framed, metadata::grpc_content_type, status::ok_trailers};
+use etcd_wire::grpc_health::{HealthCheckResponse, health_check_response::ServingStatus};
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
+use rangecache_base::telemetry::{Outcome, Reason, outcome::Read};
+use rangecache_mirror::lineage::Auth;
+use rangecache_upstream::{Upstream, gates, is_check_key};
 use tokio::time::Instant;
 
 use super::answer::MemoryAnswer;
 use super::attempt::{ReadRequest, answer_unproven, check};
 use crate::call::{CallHead, CallRecord};
-use crate::handles::Proxy;
-use crate::response::ResponseBody;
-use etcd_store::cache::Selection;
-use etcd_wire::grpc::frame::framed;
-use etcd_wire::grpc::hub::{CLUSTER, ENDPOINTS};
-use etcd_wire::grpc::metadata::grpc_content_type;
-use etcd_wire::grpc::status::ok_trailers;
-use etcd_wire::grpc::{HEALTH_CHECK, Method, Status};
-use etcd_wire::grpc_health::HealthCheckResponse;
-use etcd_wire::grpc_health::health_check_response::ServingStatus;
-use rangecache_base::telemetry::outcome::Read;
-use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_mirror::lineage::Auth;
-use rangecache_upstream::{Upstream, gates, is_check_key};
+use crate::{handles::Proxy, response::ResponseBody};
 
 /// The response to the health check of a leaf, while an endpoint serves; `None` for every other call, which etcd answers. A client's
 /// check that a leaf forwards is answered by etcd.
@@ -121,11 +116,11 @@ pub(super) async fn answer_leaf_check(
 
 #[cfg(test)]
 mod tests {
+    use etcd_store::cache::RangeQuery;
+    use etcd_wire::grpc::CallMetadata;
     use http::{HeaderMap, HeaderValue};
 
     use super::*;
-    use etcd_store::cache::RangeQuery;
-    use etcd_wire::grpc::CallMetadata;
 
     fn request(key: &'static [u8], fields: &[(&'static str, &'static str)]) -> ReadRequest {
         let fields = fields.iter().chain(&[("content-type", "application/grpc")]);

@@ -1,11 +1,12 @@
 //! **plan**: decides how a Range is answered. [`plan`] is a pure function of the request and the known state, so that
 //! tests cover the rules without I/O.
 
-use crate::causes::Causes;
 use etcd_store::cache::{Dialect, QueryError, RangeQuery};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
+
+use crate::causes::Causes;
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]

@@ -4,12 +4,13 @@
 //! as there are worker threads have a turn, and pass it on after [`TURN_ENTRIES`]: clients, and the connections of a client, wait
 //! for each other by entries. What a scan finds counts against `--buffer-max-bytes` as long as its response does.
 
-use crate::forward::{outcome_of, status_of};
 use etcd_store::cache::{Scan, Selected};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_edge::limits::{ByteKind, Exceeded, Gate, HeldBytes};
 use rangecache_mirror::HeldView;
+
+use crate::forward::{outcome_of, status_of};
 
 /// Entries after which a scan yields. A scan of no more needs no turn.
 pub(super) const STEP_ENTRIES: u64 = 256;
@@ -97,12 +98,11 @@ pub(super) async fn scan_in_turns(
 mod tests {
     use std::sync::Arc;
 
-    use super::*;
-    use crate::handles::Client;
-    use crate::testing::Scene;
-    use etcd_store::cache::testing::KeyValue;
-    use etcd_store::cache::{Dialect, RangeQuery, Selecting, Tree, begin_select};
+    use etcd_store::cache::{Dialect, RangeQuery, Selecting, Tree, begin_select, testing::KeyValue};
     use rangecache_edge::limits::{BufferMetrics, Deadline};
+
+    use super::*;
+    use crate::{handles::Client, testing::Scene};
 
     const DIALECT: Dialect = Dialect {
         keys_only_has_lease: false,

@@ -2,24 +2,21 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
+use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::{Status, metadata::HeadFields};
 use http::{Request, Response};
 use hyper::body::Incoming;
+use rangecache_base::telemetry::outcome::{Kind, Read};
+use rangecache_base::telemetry::{Outcome, Reason};
 use tracing::{Instrument, field};
 
-use super::answer::MemoryAnswer;
-use super::attempt::ReadRequest;
-use super::body::EntrySource;
-use super::decide::decide;
-use super::stale::StaleRead;
+use super::{
+    answer::MemoryAnswer, attempt::ReadRequest, body::EntrySource, decide::decide, stale::StaleRead,
+};
 use crate::call::CallRecord;
 use crate::handles::{CallProtocol, Client, Proxy};
 use crate::response::{CallResult, ResponseBody};
-use etcd_store::cache::{RangeQuery, ResponseHeader, Selection};
-use etcd_store::keyspace::figure_prefix;
-use etcd_wire::grpc::Status;
-use etcd_wire::grpc::metadata::HeadFields;
-use rangecache_base::telemetry::outcome::{Kind, Read};
-use rangecache_base::telemetry::{Outcome, Reason};
 
 /// Wire format of reads: how a request is read, how its response is written, and how etcd is asked instead.
 pub(crate) trait WireFormat: Sized {
@@ -238,13 +235,11 @@ async fn fetch<W: WireFormat>(
 
 #[cfg(test)]
 mod tests {
+    use etcd_wire::grpc::CallMetadata;
     use http::{HeaderMap, HeaderValue};
 
     use super::*;
-    use crate::call::testing::record;
-    use crate::response::status_response;
-    use crate::testing::Scene;
-    use etcd_wire::grpc::CallMetadata;
+    use crate::{call::testing::record, response::status_response, testing::Scene};
 
     /// A format in which no response can be made for this reason, and etcd answers with a status of its own.
     struct Told(fn() -> Unservable);

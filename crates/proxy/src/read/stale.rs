@@ -1,16 +1,15 @@
 //! **answer** without a proof, while no member of etcd answers (`--serve-stale`): serializable reads, and reads at a past
 //! revision, from a mirror's last view. A linearizable read of the newest state is never answered here.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
-use super::attempt::ReadRequest;
-use crate::call::CallRecord;
-use crate::handles::Proxy;
 use etcd_store::cache::{RangeQuery, ResponseHeader};
 use rangecache_edge::limits::{ClientAccount, Deadline};
 use rangecache_mirror::StaleView;
+
+use super::answer::{Basis, MemoryAnswer, ProvenRead, answer};
+use super::attempt::ReadRequest;
+use crate::{call::CallRecord, handles::Proxy};
 
 /// Interval at which a read that was sent to etcd finds out whether a member still answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

@@ -5,23 +5,19 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use tokio::time::Sleep;
-
-use super::message::control;
-use super::receive::{Received, Requests};
-use super::request::{Create, Ids, NO_WATCHER, UnknownRequest, WatchRequest};
-use super::stream::StreamContext;
-use super::stream_bytes::StreamBytes;
-use crate::forward::StopSignal;
-use crate::metrics::WatchMetrics;
 use etcd_store::cache::{ResponseHeader, Rope, WatchFields};
 use etcd_wire::grpc::{Method, Status};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::Counted;
+use http::HeaderMap;
+use rangecache_base::telemetry::{Reason, metrics::Counted};
 use rangecache_edge::limits::Deadline;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::BoxError;
+use tokio::time::Sleep;
+
+use super::receive::{Received, Requests};
+use super::request::{Create, Ids, NO_WATCHER, UnknownRequest, WatchRequest};
+use super::{message::control, stream::StreamContext, stream_bytes::StreamBytes};
+use crate::{forward::StopSignal, metrics::WatchMetrics};
 
 /// The client's side of one stream.
 pub(super) struct Downstream {
@@ -289,12 +285,10 @@ impl Downstream {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
-    use std::time::Duration;
+    use std::{task::Waker, time::Duration};
 
-    use super::super::plan::EMPTY_RANGE;
     use super::super::testing::{downstream, take_control};
-    use super::*;
+    use super::{super::plan::EMPTY_RANGE, *};
     use crate::testing::Scene;
 
     fn ended(down: &mut Downstream) -> Option<String> {

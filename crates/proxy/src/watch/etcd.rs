@@ -7,15 +7,13 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use super::downstream::Downstream;
-use super::etcd_stream::{EtcdStream, StreamStep};
-use super::memory::Session;
-use super::plan::DUPLICATE_ID;
-use super::request::WatchRequest;
-use super::returning::{Joined, join};
 use etcd_store::cache::WatchFields;
 use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::Slot;
+
+use super::etcd_stream::{EtcdStream, StreamStep};
+use super::returning::{Joined, join};
+use super::{downstream::Downstream, memory::Session, plan::DUPLICATE_ID, request::WatchRequest};
 
 impl Session {
     /// Lets etcd serve the stream's requests and watchers, until there is something to send, or memory has to continue the stream.

@@ -1,15 +1,21 @@
 //! The call to etcd of a stream that memory cannot serve, or cannot serve yet.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::HeaderMap;
-use http::request::Parts;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
+use etcd_wire::grpc::{Status, status::GRPC_STATUS};
+use http::{HeaderMap, request::Parts};
 use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
+use rangecache_base::telemetry::Reason;
+use rangecache_edge::limits::{ByteKind, Deadline, Exceeded, HeldBytes, Slot};
+use rangecache_mirror::WatchedLoads;
+use rangecache_mirror::lineage::{ClusterState, History};
+use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
@@ -20,16 +26,6 @@ use super::returning::Returning;
 use super::tap::{Head, Parsed, last_event};
 use crate::forward::{RequestBody, SendError, UpstreamResponse};
 use crate::handles::Client;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
-use etcd_wire::grpc::Status;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use etcd_wire::grpc::status::GRPC_STATUS;
-use rangecache_base::telemetry::Reason;
-use rangecache_edge::limits::{ByteKind, Deadline, Exceeded, HeldBytes, Slot};
-use rangecache_mirror::WatchedLoads;
-use rangecache_mirror::lineage::{ClusterState, History};
-use rangecache_upstream::{BoxError, ConnectionClass, InFlight, Outgoing, UpstreamBody};
 
 /// Requests of the client that wait for etcd's flow control.
 const REQUESTS: usize = 16;
@@ -411,18 +407,15 @@ fn status_in(headers: &HeaderMap) -> HeaderMap {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-    use std::future::poll_fn;
+    use std::{collections::BTreeSet, future::poll_fn};
+
+    use etcd_wire::etcdserverpb::{ResponseHeader, WatchResponse};
+    use etcd_wire::grpc::{WATCH, frame::framed, metadata::kept_head};
+    use rangecache_upstream::fake::{self, FakeEtcd, Stream, StreamEnd};
 
     use super::super::request::{Carried, Create, Ids};
-    use super::super::testing::headers;
-    use super::*;
+    use super::{super::testing::headers, *};
     use crate::testing::Scene;
-    use etcd_wire::etcdserverpb::{ResponseHeader, WatchResponse};
-    use etcd_wire::grpc::WATCH;
-    use etcd_wire::grpc::frame::framed;
-    use etcd_wire::grpc::head::kept_head;
-    use rangecache_upstream::fake::{self, FakeEtcd, Stream, StreamEnd};
 
     fn created(revision: i64) -> WatchResponse {
         WatchResponse {

@@ -7,13 +7,12 @@ mod stream;
 
 use arbitrary::Unstructured;
 use bytes::Bytes;
+use etcd_store::cache::testing::KeyValue;
+use etcd_wire::etcdserverpb::{WatchRequest as Wire, WatchResponse, watch_request::RequestUnion};
 use prost::Message as _;
 
 use super::request::{MAX_MESSAGE_BYTES, WatchRequest};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed, last_event};
-use etcd_store::cache::testing::KeyValue;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{WatchRequest as Wire, WatchResponse};
 
 /// A client's message, a message of etcd's, or a program on a stream that etcd continues.
 pub fn watch_session(data: &[u8]) {

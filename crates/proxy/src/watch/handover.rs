@@ -12,16 +12,13 @@
 //!   └──────────── cannot serve the stream ─────────────────────────┘
 //! ```
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::etcd_stream::EtcdStream;
-use super::memory::{Leave, Session};
-use super::relay::Relay;
-use super::returning::Joined;
-use super::watchers::Watcher;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::History;
+
+use super::memory::{Leave, Session};
+use super::{etcd_stream::EtcdStream, relay::Relay, returning::Joined, watchers::Watcher};
 
 /// Longest wait for a mirror that is behind etcd's compaction, or behind a watcher, before the stream leaves memory.
 const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
@@ -141,8 +138,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::super::request::{Create, WatchRequest};
-    use super::super::testing::downstream;
-    use super::*;
+    use super::{super::testing::downstream, *};
     use crate::testing::Scene;
 
     #[tokio::test]

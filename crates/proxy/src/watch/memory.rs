@@ -1,29 +1,22 @@
 //! A Watch stream while memory serves it. It runs inside the body of the response, without a task of its own: whatever it
 //! sends is produced when the client has room.
 
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Buf as _;
-use tokio::time::{Instant, Sleep};
-
-use super::downstream::Downstream;
-use super::etcd_stream::EtcdStream;
-use super::message::EventMessages;
-use super::plan::{DUPLICATE_ID, NotServed};
-use super::progress::Progress;
-use super::request::{Create, WatchRequest};
-use super::start::{Answer, Answering, Started};
-use super::watchers::{Watcher, Watchers};
 use etcd_store::cache::{Rope, WatchFields};
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::fan_out::{Picked, Taken};
-use rangecache_mirror::lineage::HistoryId;
-use rangecache_mirror::view::ReaderEnd;
+use rangecache_mirror::{lineage::HistoryId, view::ReaderEnd};
+use tokio::time::{Instant, Sleep};
+
+use super::plan::{DUPLICATE_ID, NotServed};
+use super::request::{Create, WatchRequest};
+use super::start::{Answer, Answering, Started};
+use super::watchers::{Watcher, Watchers};
+use super::{downstream::Downstream, etcd_stream::EtcdStream, message::EventMessages, progress::Progress};
 
 /// Requests, and watchers without events for the client, that one poll looks at, before other streams get their turn.
 const MAX_STEPS: usize = 64;
@@ -521,13 +514,12 @@ mod tests {
     use std::task::Waker;
 
     use bytes::Bytes;
+    use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchCreateRequest, watch_request::RequestUnion};
+    use rangecache_edge::limits::ByteKind;
 
     use super::super::testing::{downstream, message, take_control};
     use super::*;
     use crate::testing::Scene;
-    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-    use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchCreateRequest};
-    use rangecache_edge::limits::ByteKind;
 
     fn create(watch_id: i64) -> Bytes {
         message(RequestUnion::CreateRequest(WatchCreateRequest {

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use bytes::Buf as _;
-
-use super::request::Options;
 use etcd_store::cache::{Change, ChangeKind, Rope, WatchEvent, WatchFields, fragments};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, put_prefix};
 use rangecache_mirror::fan_out::Picked;
+
+use super::request::Options;
 
 /// Length of the pieces in which a response is produced, in bytes.
 const PIECE_BYTES: usize = 32 << 10;

@@ -47,24 +47,21 @@ mod watchers;
 
 use std::sync::Arc;
 
-use http::request::Parts;
-use http::{HeaderMap, Request};
+use etcd_wire::grpc::{CallMetadata, Method, metadata::HeadFields};
+use http::{HeaderMap, Request, request::Parts};
 use hyper::body::Incoming;
+use rangecache_base::telemetry::{Reason, metrics::Source};
 
-use super::call::CallRecord;
-use super::forward::forward_endless;
 use super::handles::{CallProtocol, Client};
 use super::response::{CallResult, ResponseBody, status_response};
-use etcd_wire::grpc::metadata::HeadFields;
-use etcd_wire::grpc::{CallMetadata, Method};
-pub(super) use json::{may_serve_json, watch_json};
+use super::{call::CallRecord, forward::forward_endless};
 use memory::Session;
 use plan::NotServed;
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::Source;
 use receive::Requests;
 use stream::{StreamContext, record_forwarded};
 use stream_bytes::StreamBytes;
+
+pub(super) use json::{may_serve_json, watch_json};
 
 /// The metadata of a Watch stream with these `fields`, those of `headers`, if it may be served from memory, as far as that is known before its
 /// first message.

@@ -2,13 +2,13 @@
 //! known state, with the checks in etcd's order.
 
 use bytes::Bytes;
-
-use super::request::Create;
-use crate::causes::Causes;
 use etcd_wire::grpc::Status;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::lineage::Auth;
 use rangecache_upstream::{Version, gates};
+
+use super::request::Create;
+use crate::causes::Causes;
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]

@@ -1,17 +1,13 @@
 //! Progress notifications of one stream: on request, for all of its watchers, and periodically, for each that asked.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{collections::VecDeque, pin::Pin, time::Duration};
 
+use etcd_store::cache::WatchFields;
 use tokio::time::{Instant, Sleep};
 
-use super::downstream::Downstream;
-use super::receive::MAX_PROGRESS_RUN;
-use super::request::NO_WATCHER;
 use super::watchers::{Watcher, Watchers};
-use etcd_store::cache::WatchFields;
+use super::{downstream::Downstream, receive::MAX_PROGRESS_RUN, request::NO_WATCHER};
 
 /// Longest wait of a client's request for its mirrors: apiserver repeats it after 100 ms.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(50);

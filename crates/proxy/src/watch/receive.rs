@@ -1,18 +1,17 @@
 //! Receives the messages of a client's Watch stream, as they arrive.
 
-use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::{pin::Pin, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
+use rangecache_base::wake_gated::WakeGated;
+use rangecache_upstream::Outgoing;
 use tokio::time::Sleep;
 
 use super::request::{MAX_MESSAGE_BYTES, UnknownRequest, WatchRequest};
-use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use rangecache_base::wake_gated::WakeGated;
-use rangecache_upstream::Outgoing;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
 /// its connection: it closes one with about two thousand small frames that were not taken, as clients cause that create
@@ -243,10 +242,10 @@ fn is_unusual(buffer: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
     use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
-    use etcd_wire::grpc::frame::framed;
+    use etcd_wire::{etcdserverpb::watch_request::RequestUnion, grpc::frame::framed};
+
+    use super::*;
 
     fn request(union: RequestUnion) -> Vec<u8> {
         let message = Wire {

@@ -8,11 +8,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use etcd_wire::etcdserverpb::WatchCreateRequest;
 use tokio::time::Instant;
 
 use super::request::{Carried, Create, Ids, NO_WATCHER, WATCHER_BYTES, WatchRequest};
 use super::tap::Head;
-use etcd_wire::etcdserverpb::WatchCreateRequest;
 
 /// Decision about a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,13 +3,11 @@
 //! Decoding is strict: a message that rangecache does not understand completely is one for etcd.
 
 use bytes::Bytes;
+use etcd_store::keyspace::Interval;
+use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest as Wire};
+use etcd_wire::{etcdserverpb::watch_request::RequestUnion, grpc::frame::framed};
 use prost::Message as _;
 use tokio::time::Instant;
-
-use etcd_store::keyspace::Interval;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest as Wire};
-use etcd_wire::grpc::frame::framed;
 
 /// Longest message that is decoded, in bytes: two keys and a few numbers.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
@@ -217,8 +215,9 @@ impl Ids {
 mod tests {
     use std::collections::HashSet;
 
-    use super::*;
     use etcd_wire::etcdserverpb::{WatchCancelRequest, WatchProgressRequest};
+
+    use super::*;
 
     fn encode(union: RequestUnion) -> Bytes {
         let request_union = Some(union);

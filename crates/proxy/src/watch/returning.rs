@@ -1,23 +1,20 @@
 //! Attempts of a stream to return from etcd to memory, and how its watchers join their fan-outs.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
 use http::HeaderMap;
-use tokio::time::{Instant, Sleep};
-
-use super::plan::ServingMirror;
-use super::request::Carried;
-use super::start::{authorize, reason_of};
-use crate::handles::Client;
 use rangecache_base::telemetry::Reason;
 use rangecache_edge::limits::Slot;
 use rangecache_mirror::fan_out::{Join, Reader, Signal};
 use rangecache_mirror::freshness::Unproven;
 use rangecache_mirror::lineage::{Auth, HistoryId};
+use tokio::time::{Instant, Sleep};
+
+use super::start::{authorize, reason_of};
+use super::{plan::ServingMirror, request::Carried};
+use crate::handles::Client;
 
 /// Pause before the first attempt, and the shortest one between two.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);

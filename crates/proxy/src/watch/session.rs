@@ -3,20 +3,17 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http_body::Frame;
-
-use super::downstream::Downstream;
-use super::memory::Session;
-use super::receive::Requests;
-use super::request::Create;
-use super::start::Answer;
-use super::stream::StreamContext;
-use super::stream_bytes::StreamBytes;
-use crate::response::{BodySource, FrameBytes, Polled};
 use etcd_store::cache::Rope;
+use http_body::Frame;
 use rangecache_base::telemetry::metrics;
 use rangecache_edge::limits::Deadline;
 use rangecache_upstream::BoxError;
+
+use super::{
+    downstream::Downstream, memory::Session, receive::Requests, request::Create, start::Answer,
+    stream::StreamContext, stream_bytes::StreamBytes,
+};
+use crate::response::{BodySource, FrameBytes, Polled};
 
 impl Session {
     /// A stream whose first request, in `requests`, is `create`, with this `answer`.
@@ -120,13 +117,12 @@ mod tests {
     use std::task::Waker;
 
     use bytes::Bytes;
+    use etcd_wire::etcdserverpb::{WatchCreateRequest, watch_request::RequestUnion};
+    use etcd_wire::grpc::Status;
 
     use super::super::testing::{downstream, message};
     use super::*;
     use crate::testing::Scene;
-    use etcd_wire::etcdserverpb::WatchCreateRequest;
-    use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-    use etcd_wire::grpc::Status;
 
     #[tokio::test]
     async fn end_of_the_process_comes_before_the_requests_of_the_client() {

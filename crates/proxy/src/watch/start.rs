@@ -2,30 +2,24 @@
 //! the one at which a watch of the past begins (W11), and joins the fan-out. What memory does not serve etcd may refuse, in its
 //! own words, without an end of the stream's other watchers, whose rights it has granted (W14).
 
-use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::HeaderMap;
-use http::request::Parts;
+use etcd_wire::etcdserverpb::watch_request::RequestUnion;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use http::{HeaderMap, request::Parts};
+use rangecache_base::telemetry::{Reason, trace::SpanContext};
+use rangecache_mirror::fan_out::{Join, JoinRefused, Reader, Signal};
+use rangecache_mirror::freshness::{Unproven, authorize::Authorization};
+use rangecache_mirror::lineage::{Auth, HistoryId};
+use rangecache_mirror::view::Mirror;
+use rangecache_upstream::{ConnectionClass, Outgoing};
 use tokio::time::Instant;
 
 use super::plan::NotServed;
 use super::request::{Create, encode};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed};
-use crate::forward::RequestBody;
-use crate::handles::Client;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::trace::SpanContext;
-use rangecache_mirror::fan_out::{Join, JoinRefused, Reader, Signal};
-use rangecache_mirror::freshness::Unproven;
-use rangecache_mirror::freshness::authorize::Authorization;
-use rangecache_mirror::lineage::{Auth, HistoryId};
-use rangecache_mirror::view::Mirror;
-use rangecache_upstream::{ConnectionClass, Outgoing};
+use crate::{forward::RequestBody, handles::Client};
 
 /// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
 const FEED_TIMEOUT: Duration = Duration::from_millis(500);
@@ -245,10 +239,10 @@ async fn refused(client: &Client, parts: Parts, create: &Create) -> Option<Bytes
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::testing::Scene;
-    use crate::watch::request::Options;
     use rangecache_mirror::Unreadable;
+
+    use super::*;
+    use crate::{testing::Scene, watch::request::Options};
 
     #[test]
     fn only_what_etcd_reads_from_the_past_has_to_be_proven() {

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::request::Parts;
+use etcd_store::keyspace::figure_prefix;
+use etcd_wire::grpc::metadata::{HeadFields, head_bytes, kept_head};
+use etcd_wire::grpc::{CallMetadata, Status, WATCH};
+use http::{HeaderMap, request::Parts};
+use rangecache_base::telemetry::Reason;
+use rangecache_mirror::{fan_out::Signal, lineage::Auth};
 
 use super::plan::{CreatePlanInputs, NotServed, ServingMirror, plan};
 use super::receive::{Received, Requests};
@@ -11,13 +15,6 @@ use super::request::{Create, WatchRequest};
 use super::start::{Answer, Answering, refusal, start};
 use crate::call::{CallRecord, CreateSpans};
 use crate::handles::{CallProtocol, Client};
-use etcd_store::keyspace::figure_prefix;
-use etcd_wire::grpc::head::{head_bytes, kept_head};
-use etcd_wire::grpc::metadata::HeadFields;
-use etcd_wire::grpc::{CallMetadata, Status, WATCH};
-use rangecache_base::telemetry::Reason;
-use rangecache_mirror::fan_out::Signal;
-use rangecache_mirror::lineage::Auth;
 
 /// A stream as far as it does not change.
 #[derive(Debug)]

@@ -2,16 +2,14 @@
 //! from the moment it is begun until its last byte is written to the client's connection. A stream without room begins
 //! no message.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::{pin::Pin, sync::Arc, time::Duration};
 
+use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 use tokio::time::Instant;
 
 use super::request::Create;
 use crate::response::FrameBytes;
-use rangecache_edge::limits::{ByteKind, ClientAccount, Exceeded, HeldBytes};
 
 /// Bytes of a stream without its watchers: its state, its request's head, and a short message.
 const STREAM_BYTES: u64 = 4 << 10;
@@ -158,10 +156,11 @@ impl StreamBytes {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::metrics::WatchMetrics;
     use rangecache_edge::limits::{BufferMetrics, BytesLedger};
     use rangecache_mirror::FEED_RESPONSE_TIMEOUT;
+
+    use super::*;
+    use crate::metrics::WatchMetrics;
 
     /// The account of a connection, with room for eight streams.
     fn account(watches: &WatchMetrics) -> Arc<ClientAccount> {

@@ -133,11 +133,11 @@ fn event_revision(event: &[u8]) -> Result<i64, Malformed> {
 
 #[cfg(test)]
 mod tests {
+    use etcd_store::cache::testing::KeyValue;
+    use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};
     use prost::Message as _;
 
     use super::*;
-    use etcd_store::cache::testing::KeyValue;
-    use etcd_wire::etcdserverpb::{Event, ResponseHeader, WatchResponse};
 
     fn event(key: &str, revision: i64) -> Event {
         Event {

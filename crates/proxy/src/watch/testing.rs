@@ -1,21 +1,16 @@
 //! Streams for unit tests.
 
 use bytes::{Buf as _, Bytes};
+use etcd_wire::etcdserverpb::{WatchRequest, WatchResponse};
+use etcd_wire::grpc::frame::{PREFIX_BYTES, framed};
+use etcd_wire::{etcdserverpb::watch_request::RequestUnion, grpc::CallMetadata};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message as _;
+use rangecache_edge::limits::Deadline;
 use tokio::time::Instant;
 
-use super::downstream::Downstream;
-use super::receive::Requests;
-use super::stream::StreamContext;
-use super::stream_bytes::StreamBytes;
-use crate::handles::CallProtocol;
-use crate::testing::Scene;
-use etcd_wire::etcdserverpb::watch_request::RequestUnion;
-use etcd_wire::etcdserverpb::{WatchRequest, WatchResponse};
-use etcd_wire::grpc::CallMetadata;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, framed};
-use rangecache_edge::limits::Deadline;
+use super::{downstream::Downstream, receive::Requests, stream::StreamContext, stream_bytes::StreamBytes};
+use crate::{handles::CallProtocol, testing::Scene};
 
 /// Headers of a call, with these in addition.
 pub(super) fn headers(more: &[(&'static str, &'static str)]) -> HeaderMap {

@@ -1,16 +1,13 @@
 //! The watchers of a stream that memory serves.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::{collections::BTreeMap, ops::Bound};
 
+use rangecache_base::telemetry::metrics::Counted;
+use rangecache_mirror::{fan_out::Reader, lineage::HistoryId};
 use tokio::time::Instant;
 
 use super::request::{Carried, Create};
-use super::start::Started;
-use super::stream::StreamContext;
-use rangecache_base::telemetry::metrics::Counted;
-use rangecache_mirror::fan_out::Reader;
-use rangecache_mirror::lineage::HistoryId;
+use super::{start::Started, stream::StreamContext};
 
 /// Watcher that memory serves.
 #[derive(Debug)]

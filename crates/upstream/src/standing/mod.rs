@@ -3,12 +3,10 @@
 
 mod peer;
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use etcd_wire::etcdserverpb::{RangeRequest, ResponseHeader, StatusResponse};
-use etcd_wire::grpc::hub::HubHistory;
-use etcd_wire::grpc::metadata::set_bypass;
+use etcd_wire::grpc::{hub::HubHistory, metadata::set_bypass};
 use http::HeaderMap;
 use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
@@ -18,6 +16,7 @@ use super::connection::Connection;
 use peer::is_unproven;
 
 pub(super) use peer::{Behind, Peer};
+
 pub use peer::{EndpointPeer, Lineage, Standing};
 
 /// Attempts at a proof of one hub: a balancer may lead to others.
@@ -214,13 +213,11 @@ pub async fn proven_header(
 
 #[cfg(test)]
 mod tests {
+    use etcd_wire::grpc::metadata::is_bypassing;
     use http::Extensions;
 
     use super::*;
-    use crate::calls::is_serving;
-    use crate::fake::FakeEtcd;
-    use crate::testing::open;
-    use etcd_wire::grpc::metadata::is_bypassing;
+    use crate::{calls::is_serving, fake::FakeEtcd, testing::open};
 
     /// A server, and a connection to it on which it has responded.
     async fn connected() -> (FakeEtcd, Arc<Connection>) {

@@ -2,13 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use etcd_wire::etcdserverpb::RangeRequest;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::telemetry::clients::ClientName;
-use crate::telemetry::trace::TraceId;
-use etcd_wire::etcdserverpb::RangeRequest;
+use crate::telemetry::{clients::ClientName, trace::TraceId};
 
 /// Longest key that is logged, in bytes.
 pub const MAX_KEY_BYTES: usize = 2 << 10;

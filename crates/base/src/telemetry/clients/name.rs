@@ -1,8 +1,6 @@
 //! Name of a client.
 
-use std::fmt;
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use serde::{Serialize, Serializer};
 

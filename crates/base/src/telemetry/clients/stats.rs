@@ -1,7 +1,7 @@
 //! Counters of one client.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -10,9 +10,8 @@ use serde::{Serialize, Serializer};
 use tokio::time::Instant;
 
 use super::name::{ClientName, cut, shared_text};
-use crate::telemetry::Outcome;
 use crate::telemetry::metrics::{CallMethod, CallMetrics, Code, Source};
-use crate::unix_time;
+use crate::{telemetry::Outcome, unix_time};
 
 /// Longest user agent that is kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;

@@ -1,10 +1,11 @@
 //! [`Latency`]: a histogram that is recorded without a lock, for what every call records, and quantiles of what it has
 //! counted.
 
-use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+use std::{fmt, time::Duration};
 
 use opentelemetry::trace::TraceId;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};

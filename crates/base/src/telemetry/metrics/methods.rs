@@ -1,7 +1,6 @@
 //! Methods by which clients' calls are counted, and their classes.
 
-use etcd_wire::grpc::Method;
-use etcd_wire::grpc::method::RPCS;
+use etcd_wire::grpc::{Method, method::RPCS};
 
 /// Kind of a call, by what it costs and how long it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

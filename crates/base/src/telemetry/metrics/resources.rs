@@ -7,8 +7,7 @@ use procfs::process::{LimitValue, Process};
 use procfs::{ProcResult, WithCurrentSystemInfo as _};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::{counter::ConstCounter, gauge::ConstGauge};
 use prometheus_client::registry::{Registry, Unit};
 
 /// Registers the resources of this process; they have no series while `/proc` cannot be read.

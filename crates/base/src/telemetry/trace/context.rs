@@ -1,9 +1,8 @@
 //! New span contexts, and the header `traceparent` (W3C Trace Context).
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use opentelemetry::Context;
-use opentelemetry::propagation::TextMapPropagator as _;
 use opentelemetry::trace::{SpanContext, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use opentelemetry::{Context, propagation::TextMapPropagator as _};
 use opentelemetry_http::HeaderExtractor;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};

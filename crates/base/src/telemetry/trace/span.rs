@@ -1,7 +1,6 @@
 //! Attributes, children and errors of spans.
 
-use std::borrow::Cow;
-use std::time::SystemTime;
+use std::{borrow::Cow, time::SystemTime};
 
 use opentelemetry::trace::{Link, SpanContext, SpanId, SpanKind, Status};
 use opentelemetry::{InstrumentationScope, KeyValue, Value};

@@ -1,9 +1,7 @@
 //! Sampling, and the queue of ended spans.
 
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
-use crate::telemetry::metrics::Counter;
 use arc_swap::ArcSwap;
 use http::HeaderMap;
 use opentelemetry::Context;
@@ -13,6 +11,7 @@ use tokio::sync::mpsc;
 
 use super::context::{TRACEPARENT, extract, is_unsampled, new_trace_id, sampled, trace_id};
 use super::span::begun;
+use crate::telemetry::metrics::Counter;
 
 /// Begins spans, and queues them when they have ended. The default one traces nothing.
 #[derive(Clone, Debug, Default)]

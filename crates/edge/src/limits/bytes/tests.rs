@@ -1,8 +1,7 @@
 use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll, Wake};
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt, stream::FuturesUnordered};
 
 use super::super::intake::{BYTES_PER_MILLISECOND, REFUSAL_DELAY, USUAL_CALL_BYTES};
 use super::*;

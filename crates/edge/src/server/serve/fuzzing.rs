@@ -10,11 +10,9 @@ use http_body_util::{BodyExt as _, Full};
 use parking_lot::Mutex;
 use rangecache_base::telemetry::metrics::Gauge;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-use tokio::runtime::Runtime;
+use tokio::{net::UnixStream, runtime::Runtime};
 
-use super::super::connections::ConnectionLimits;
-use super::*;
+use super::{super::connections::ConnectionLimits, *};
 
 #[derive(Arbitrary, Debug)]
 struct Sent {

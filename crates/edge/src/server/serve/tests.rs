@@ -5,18 +5,13 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use rangecache_base::telemetry::metrics::Gauge;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-use tokio::task::JoinHandle;
-use tokio::time::Instant;
-
-use super::super::connections::ConnectionLimits;
-use super::*;
-use crate::limits::{ByteKind, BytesLedger, ClientAccount};
 use rangecache_base::net;
-use rangecache_base::telemetry::Metrics;
-use rangecache_base::telemetry::exposition::Format;
+use rangecache_base::telemetry::{Metrics, exposition::Format, metrics::Gauge};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{net::UnixStream, task::JoinHandle, time::Instant};
+
+use super::{super::connections::ConnectionLimits, *};
+use crate::limits::{ByteKind, BytesLedger, ClientAccount};
 
 const AGE: Duration = Duration::from_secs(60);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";

@@ -1,11 +1,11 @@
 use bytes::{Buf as _, Bytes};
+use etcd_wire::etcdserverpb;
 use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
 use crate::cache::testing::{KeyValue, packing};
 use crate::cache::{Dialect, Packing, RangeQuery, Selected, Tree, select};
-use etcd_wire::etcdserverpb;
 
 const DIALECT: Dialect = Dialect {
     keys_only_has_lease: true,

@@ -1,10 +1,10 @@
 use bytes::Buf;
+use etcd_wire::etcdserverpb;
 use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
 use crate::cache::testing::KeyValue;
-use etcd_wire::etcdserverpb;
 
 /// An event of a random history: a put or a delete, with the pair before it or without.
 #[derive(Clone, Debug)]

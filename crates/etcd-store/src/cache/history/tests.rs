@@ -3,13 +3,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::{
-    Entry, Packing, StoredEntry,
-    event_log::ChangeKind,
-    node::{Body, Node},
-    testing::{KeyValue, Remaking, key, remaking},
-    tree::model::{check, holds},
-};
+use crate::cache::event_log::ChangeKind;
+use crate::cache::node::{Body, Node};
+use crate::cache::testing::{KeyValue, Remaking, key, remaking};
+use crate::cache::tree::model::{check, holds};
+use crate::cache::{Entry, Packing, StoredEntry};
 
 type State = BTreeMap<Vec<u8>, KeyValue>;
 

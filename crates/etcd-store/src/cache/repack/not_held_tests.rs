@@ -1,13 +1,12 @@
 use std::time::Duration;
 
 use super::*;
-use crate::cache::leaf::LEAF_MAX;
 use crate::cache::testing::{KeyValue, key};
-use crate::cache::tree::model;
 use crate::cache::{
     Change, Dialect, HistoryLimits, NotApplied, Packing, RangeQuery, Repacking, Selected, Selection, Store,
     select,
 };
+use crate::cache::{leaf::LEAF_MAX, tree::model};
 
 const LEAVES: usize = 20;
 const ALL: usize = LEAVES * LEAF_MAX;

@@ -1,10 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::cache::StoredEntry;
-use crate::cache::gather::gather;
-use crate::cache::ledger::Ledger;
-use crate::cache::testing::KeyValue;
+use crate::cache::{StoredEntry, gather::gather, ledger::Ledger, testing::KeyValue};
 
 /// Entries of the gathered leaf: 100 to 500 bytes each, in one block, and one that is too large for it in their middle.
 const GATHERED: usize = 20;

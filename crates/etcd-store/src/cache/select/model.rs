@@ -10,12 +10,11 @@
 use std::cmp::Ordering;
 
 use bytes::Bytes;
+use etcd_wire::etcdserverpb;
 use prost::Message as _;
 
 use super::{Selected, select};
-use crate::cache::testing::KeyValue;
-use crate::cache::{Answer, Dialect, RangeQuery, ResponseHeader, Tree};
-use etcd_wire::etcdserverpb;
+use crate::cache::{Answer, Dialect, RangeQuery, ResponseHeader, Tree, testing::KeyValue};
 
 pub(in crate::cache) const HEADER: ResponseHeader = ResponseHeader {
     cluster_id: u64::MAX,

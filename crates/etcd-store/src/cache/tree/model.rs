@@ -1,14 +1,11 @@
 //! Checks of a whole tree against an ordered map: for property tests and fuzz targets.
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::{collections::BTreeMap, ops::ControlFlow, sync::Arc};
 
 use super::{Ledger, Node, StoredEntry, Summary, Tree};
 use crate::cache::leaf::{LEAF_MAX, LEAF_MIN};
-use crate::cache::memory::class_bytes;
 use crate::cache::node::{Body, INNER_MAX, INNER_MIN};
-use crate::cache::testing::KeyValue;
+use crate::cache::{memory::class_bytes, testing::KeyValue};
 
 /// The keys of a tree.
 pub(in crate::cache) type Model = BTreeMap<Vec<u8>, KeyValue>;

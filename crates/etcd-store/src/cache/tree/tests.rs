@@ -2,12 +2,8 @@ use proptest::prelude::*;
 
 use super::model::{Model, check, check_node, is_same};
 use super::*;
-use crate::cache::{
-    Packing,
-    leaf::LEAF_MAX,
-    repack::Replacements,
-    testing::{KeyValue, Remaking, key, packing, remaking},
-};
+use crate::cache::testing::{KeyValue, Remaking, key, packing, remaking};
+use crate::cache::{Packing, leaf::LEAF_MAX, repack::Replacements};
 
 const KEYS: usize = 4000;
 

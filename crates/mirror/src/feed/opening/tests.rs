@@ -1,9 +1,10 @@
 //! Openings of feeds of a scripted etcd.
 
+use etcd_store::cache::Change;
+
 use super::*;
 use crate::lineage::HistoryId;
 use crate::testing::{Bench, Etcd};
-use etcd_store::cache::Change;
 
 /// Revision at which a feed has resumed, and its watch has begun; otherwise how it has ended.
 async fn resume(bench: &Bench, mut loaded_by: LoadedBy) -> Result<(i64, i64), FeedEnd> {

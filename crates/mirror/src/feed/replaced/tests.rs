@@ -1,12 +1,11 @@
 use std::sync::Arc;
 
-use super::*;
-use crate::load::LoadedBy;
-use crate::testing::{Bench, SOON};
-use crate::view::Mirror;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Entry, Repacking};
+use etcd_store::cache::{Entry, Repacking, testing::KeyValue};
 use rangecache_upstream::Connection;
+
+use super::*;
+use crate::testing::{Bench, SOON};
+use crate::{load::LoadedBy, view::Mirror};
 
 /// A loaded mirror of `a`, `b` and `c`, and the connection of its load.
 async fn loaded() -> (Bench, LoadedBy, Arc<Connection>) {

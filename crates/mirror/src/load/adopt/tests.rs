@@ -3,9 +3,8 @@
 use std::ops::ControlFlow;
 
 use super::*;
-use crate::lineage::HistoryId;
-use crate::load::Source;
 use crate::testing::{Bench, Etcd};
+use crate::{lineage::HistoryId, load::Source};
 
 /// Keys with their values.
 fn contents(tree: &Tree) -> Vec<String> {

@@ -1,13 +1,11 @@
 //! Log reads of the fan-out: new batches of a mirror's log, and whether the contents are still the same.
 
-use tokio::sync::watch;
-use tokio::time::Instant;
-
-use super::{Contents, Mirror};
-use crate::lineage::HistoryId;
-use crate::view::ReaderEnd;
 use etcd_store::cache::{Batch, Missed};
 use rangecache_base::telemetry::Reason;
+use tokio::{sync::watch, time::Instant};
+
+use super::{Contents, Mirror};
+use crate::{lineage::HistoryId, view::ReaderEnd};
 
 /// Part of the log of a loaded mirror.
 #[derive(Debug)]

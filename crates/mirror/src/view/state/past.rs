@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Epoch, Mirror, StaleEpoch, View, ViewAtError};
 use etcd_store::cache::{AtError, Rebuild, Rebuilt, Snapshot, Tree};
 use rangecache_base::telemetry::Reason;
+
+use super::{Epoch, Mirror, StaleEpoch, View, ViewAtError};
 
 impl Mirror {
     /// Keys at a past `revision`. Rebuilds them if necessary, without delaying the feed.

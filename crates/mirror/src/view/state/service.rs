@@ -1,21 +1,18 @@
 //! Changes of a mirror by the task that loads and follows it: contents, and whether they are in service.
 
 use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
+use etcd_store::cache::{Applied, Change, NotApplied, Repacked, Tree, TreeMemory};
+use etcd_store::keyspace::figure_prefix;
 use parking_lot::MutexGuard;
+use rangecache_base::telemetry::{Reason, metrics::gauge, state_changes::ChangeKind};
+use rangecache_upstream::Lineage;
 use tokio::time::Instant;
 
 use super::{Contents, EndedLoad, Epoch, LoadedStore, Mirror, StaleEpoch, State, View};
 use crate::lineage::{Anchor, HistoryId};
 use crate::view::ReaderEnd;
-use etcd_store::cache::{Applied, Change, NotApplied, Repacked, Tree, TreeMemory};
-use etcd_store::keyspace::figure_prefix;
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::gauge;
-use rangecache_base::telemetry::state_changes::ChangeKind;
-use rangecache_upstream::Lineage;
 
 impl Mirror {
     pub(crate) fn epoch(&self) -> Epoch {
@@ -385,11 +382,11 @@ impl Mirror {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
-    use etcd_store::cache::testing::KeyValue;
     use etcd_store::cache::{HistoryLimits, Packing, Store, Tree};
-    use etcd_store::keyspace::scope::Scope;
+    use etcd_store::{cache::testing::KeyValue, keyspace::scope::Scope};
     use rangecache_base::telemetry::Telemetry;
+
+    use super::*;
 
     /// A mirror of everything, loaded at revision 10, without a feed.
     fn loaded() -> Mirror {

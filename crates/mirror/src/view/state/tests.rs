@@ -1,15 +1,11 @@
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::sync::mpsc;
-use std::thread;
+use std::{collections::BTreeMap, ops::ControlFlow, sync::mpsc, thread};
+
+use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot, testing::KeyValue};
+use etcd_wire::grpc::hub::HubHistory;
+use rangecache_base::telemetry::{Telemetry, state_changes::ChangeKind};
 
 use super::*;
 use crate::lineage::Transition;
-use etcd_store::cache::testing::KeyValue;
-use etcd_store::cache::{Change, Entry, HistoryLimits, Rebuild, Snapshot};
-use etcd_wire::grpc::hub::HubHistory;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_base::telemetry::state_changes::ChangeKind;
 
 /// Bound on what must happen at once.
 const SOON: Duration = Duration::from_secs(20);

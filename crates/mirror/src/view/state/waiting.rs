@@ -1,14 +1,12 @@
 //! Readers and streams that wait for a mirror, and what they make its feed request.
 
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::{sync::atomic::Ordering, time::Duration};
 
-use tokio::sync::watch;
-use tokio::time::Instant;
+use rangecache_base::telemetry::Reason;
+use tokio::{sync::watch, time::Instant};
 
 use super::{Epoch, Mirror, View};
 use crate::lineage::HistoryId;
-use rangecache_base::telemetry::Reason;
 
 /// A reader that has waited this long in vain shows that the mirror lags. One with a shorter deadline shows nothing.
 const OVERDUE_AFTER: Duration = Duration::from_millis(500);

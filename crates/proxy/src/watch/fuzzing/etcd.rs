@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::watch::request::NO_WATCHER;
-use crate::watch::tap::Head;
 use etcd_wire::etcdserverpb::WatchCreateRequest;
+
+use crate::watch::{request::NO_WATCHER, tap::Head};
 
 /// A response, and the revision of its last event.
 #[derive(Clone, Debug)]

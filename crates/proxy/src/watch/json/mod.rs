@@ -1,33 +1,31 @@
 //! `/v3/watch` of etcd's JSON gateway: a request that creates one watcher is served like a Watch stream, with etcd's own
-//! text. Every other one is forwarded as it is.
+//! text. Every other one is forwarded as it is. The JSON of a WatchRequest is read as far as every version of etcd understands it in the
+//! same way.
 
-mod request;
 mod response;
 
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use etcd_wire::etcdserverpb::{WatchCreateRequest, WatchRequest};
+use etcd_wire::grpc::{CallMetadata, Method, is_json_of};
+use etcd_wire::{etcdserverpb::watch_request::RequestUnion, grpc::frame::framed};
+use http::{HeaderMap, HeaderValue, Request, Response, request::Parts};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use rangecache_base::telemetry::{Reason, metrics::Source};
+use rangecache_upstream::Outgoing;
+use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::Instant;
 
-use super::memory::Session;
-use super::plan::NotServed;
-use super::receive::Requests;
 use super::stream::{StreamContext, record_forwarded};
-use super::stream_bytes::StreamBytes;
-use crate::call::CallRecord;
-use crate::forward::forward_http1_body;
-use crate::gateway::{call_metadata, gateway_version, is_protojson};
+use super::{memory::Session, plan::NotServed, receive::Requests, stream_bytes::StreamBytes};
+use crate::gateway::{Enum, Int64, NotUnderstood, call_metadata, decode, gateway_version, is_protojson};
 use crate::handles::{CallProtocol, Client};
 use crate::response::{CallResult, ResponseBody};
-use etcd_wire::grpc::{CallMetadata, Method, is_json_of};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::Source;
-use rangecache_upstream::Outgoing;
+use crate::{call::CallRecord, forward::forward_http1_body};
 use response::JsonStream;
 
 /// Longest body that is read, in bytes: two keys in base64. Longer ones are forwarded.
@@ -76,7 +74,7 @@ async fn serve(
     let proxy = &client.proxy;
     let version = gateway_version(proxy.forward.upstream.lowest_version())?;
     let is_protojson = is_protojson(version);
-    let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
+    let message = parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
     let spans = record.create_spans();
     let stream = StreamContext::new(client, &headers, metadata, CallProtocol::Json, spans);
@@ -151,4 +149,134 @@ async fn forward(
     let forwarding = forward_http1_body(&client.proxy.forward, request, Method::JsonWatch, &client.account);
     let response = Box::pin(forwarding).await;
     response.map(|body| body.holding(open))
+}
+
+/// Names of the request that creates a watcher.
+const NAMES: [&str; 2] = ["create_request", "createRequest"];
+/// Names of the filters, in the order of their numbers.
+const FILTERS: [&str; 2] = ["NOPUT", "NODELETE"];
+
+/// A request that creates a watcher.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CreateMessage {
+    #[serde(alias = "createRequest")]
+    create_request: CreateFields,
+}
+
+/// The fields under both of their names.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct CreateFields {
+    key: String,
+    #[serde(alias = "rangeEnd")]
+    range_end: String,
+    #[serde(alias = "startRevision")]
+    start_revision: Int64,
+    #[serde(alias = "progressNotify")]
+    progress_notify: bool,
+    filters: Vec<Enum>,
+    #[serde(alias = "prevKv")]
+    prev_kv: bool,
+    #[serde(alias = "watchId")]
+    watch_id: Int64,
+    fragment: bool,
+}
+
+/// Reads a body with one request, which creates a watcher, and returns the same request as a gRPC message. `any_base64` is
+/// that of [`decode`].
+///
+/// # Errors
+/// [`NotUnderstood`] if only etcd can read it.
+pub(super) fn parse(body: &[u8], any_base64: bool) -> Result<Bytes, NotUnderstood> {
+    // serde reads a list as the fields in their order, too.
+    let value: Value = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    if !NAMES.iter().any(|name| value[name].is_object()) {
+        return Err(NotUnderstood);
+    }
+    let CreateMessage { create_request } = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    let filters: Result<Vec<i32>, NotUnderstood> = create_request
+        .filters
+        .iter()
+        .map(|filter| filter.value(&FILTERS))
+        .collect();
+    let create = WatchCreateRequest {
+        key: decode(&create_request.key, any_base64)?,
+        range_end: decode(&create_request.range_end, any_base64)?,
+        start_revision: create_request.start_revision.value()?,
+        progress_notify: create_request.progress_notify,
+        filters: filters?,
+        prev_kv: create_request.prev_kv,
+        watch_id: create_request.watch_id.value()?,
+        fragment: create_request.fragment,
+    };
+    Ok(framed(&WatchRequest {
+        request_union: Some(RequestUnion::CreateRequest(create)),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use etcd_wire::grpc::frame::PREFIX_BYTES;
+    use prost::Message as _;
+
+    use super::*;
+
+    fn parsed(body: &str) -> Result<WatchCreateRequest, NotUnderstood> {
+        let message = parse(body.as_bytes(), true)?;
+        let request = WatchRequest::decode(&message[PREFIX_BYTES..]).unwrap();
+        match request.request_union {
+            Some(RequestUnion::CreateRequest(create)) => Ok(create),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn fields_are_read_under_both_names_and_in_all_forms() {
+        let create = WatchCreateRequest {
+            key: "a".into(),
+            range_end: "\0".into(),
+            start_revision: 7,
+            progress_notify: true,
+            filters: vec![0, 1],
+            prev_kv: true,
+            watch_id: 3,
+            fragment: true,
+        };
+        for body in [
+            r#"{"create_request":{"key":"YQ==","range_end":"AA==","start_revision":"7","progress_notify":true,
+                "filters":["NOPUT","NODELETE"],"prev_kv":true,"watch_id":"3","fragment":true}}"#,
+            r#" {"createRequest":{"rangeEnd":"AA==","key":"YQ","startRevision":7,"progressNotify":true,"filters":[0,1],
+                "prevKv":true,"watchId":3,"fragment":true}} "#,
+        ] {
+            assert_eq!(parsed(body), Ok(create.clone()), "{body}");
+        }
+        assert_eq!(
+            parsed(r#"{"create_request":{}}"#),
+            Ok(WatchCreateRequest::default())
+        );
+    }
+
+    #[test]
+    fn what_is_not_one_create_request_is_left_to_etcd() {
+        for body in [
+            "",
+            "{",
+            "{}",
+            r#"[{"key":"YQ=="}]"#,
+            r#"{"create_request":[]}"#,
+            r#"{"create_request":null}"#,
+            r#"{"create_request":{"key":"YQ=="}}{"create_request":{"key":"YQ=="}}"#,
+            r#"{"create_request":{},"createRequest":{}}"#,
+            r#"{"create_request":{"other":1}}"#,
+            r#"{"create_request":{"filters":null}}"#,
+            r#"{"create_request":{"filters":["NONE"]}}"#,
+            r#"{"create_request":{"filters":[2]}}"#,
+            r#"{"create_request":{"key":"!"}}"#,
+            r#"{"cancel_request":{"watch_id":"1"}}"#,
+            r#"{"progress_request":{}}"#,
+        ] {
+            assert_eq!(parsed(body), Err(NotUnderstood), "{body}");
+        }
+    }
 }

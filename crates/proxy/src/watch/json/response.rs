@@ -3,18 +3,17 @@
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use http::HeaderMap;
-use http_body::Frame;
-use prost::Message as _;
-
-use crate::gateway::stream_error;
-use crate::response::{BodySource, FrameBytes, Polled};
-use crate::watch::memory::Session;
 use etcd_store::cache::{Entry, JsonFields, Rope};
 use etcd_wire::etcdserverpb::{Event, WatchResponse};
 use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use etcd_wire::grpc::status;
+use http::HeaderMap;
+use http_body::Frame;
+use prost::Message as _;
 use rangecache_base::telemetry::metrics::Source;
+
+use crate::response::{BodySource, FrameBytes, Polled};
+use crate::{gateway::stream_error, watch::memory::Session};
 
 /// etcd's number of deletes.
 const DELETE: i32 = 1;

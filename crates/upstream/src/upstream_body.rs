@@ -1,19 +1,19 @@
-//! Responses: bodies from either client, and the message of a unary one.
+//! Bodies of etcd's responses, from either client, and the message of a unary response of `lean_h2`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
 use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Either;
 use hyper::body::Incoming;
+use lean_h2::{LeanError, Parts, Whole};
 use prost::Message;
 use tonic::{Code, Status};
 
 use super::outgoing::BoxError;
-use etcd_wire::grpc::frame::{PREFIX_BYTES, Prefix};
-use lean_h2::{LeanError, Parts, Whole};
 
 /// Body of a response.
 #[derive(Debug)]
@@ -92,11 +92,10 @@ mod tests {
     use std::time::Duration;
 
     use bytes::BufMut as _;
-    use http::header::TE;
-    use http::{HeaderMap, HeaderValue, Uri};
+    use http::{HeaderMap, HeaderValue, Uri, header::TE};
     use lean_h2::Lean;
     use tokio::net::TcpStream;
-    use tokio_util::either::Either as Io;
+    use tokio_util::either::Either;
 
     use super::*;
     use crate::fake::FakeEtcd;
@@ -116,7 +115,7 @@ mod tests {
         let address = etcd.url.authority().to_string();
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        let (lean, driver) = Lean::new(Io::Left(Io::Left(stream)), Duration::from_secs(5));
+        let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Duration::from_secs(5));
         let driver = tokio::spawn(driver);
         let uri = Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range");
         let headers = HeaderMap::from_iter([(TE, HeaderValue::from_static("trailers"))]);
