@@ -76,17 +76,15 @@ pub fn run(serving: Serving) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(config.etcd.discover()) {
-        Ok(false) => {}
-        Ok(true) => {
-            if let Err(error) = config.validate() {
-                return cli::misuse(error);
-            }
-        }
-        Err(error) => {
-            tracing::error!(%error, "stopping");
-            return ExitCode::FAILURE;
-        }
+    // What DNS names may be something else at the next start: as with files, systemd and others try again.
+    let discovered = match runtime.block_on(config.etcd.discover()) {
+        Ok(false) => Ok(()),
+        Ok(true) => config.validate().map_err(anyhow::Error::from),
+        Err(error) => Err(error.into()),
+    };
+    if let Err(error) = discovered {
+        tracing::error!(%error, "stopping");
+        return ExitCode::FAILURE;
     }
     let files = match ProcessFiles::open(&config) {
         Ok(files) => files,

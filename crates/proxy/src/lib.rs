@@ -51,10 +51,7 @@ pub mod testing;
 mod watch;
 mod watch_memory;
 
-pub use flags::{ForwardConfig, ProxyFlags, WatchCache, WatchConfig, WhenBehind};
+pub use flags::{ForwardConfig, ProxyFlags, WatchCache, WatchConfig, WhenBehind, default_watch_bytes};
 pub use handles::{Access, Client, Proxy};
 pub use response::{Outbound, ResponseBody};
 pub use route::handle;
-
-#[cfg(any(test, feature = "testing"))]
-pub use flags::default_watch_bytes;
