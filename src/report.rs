@@ -1,10 +1,10 @@
 //! Output of commands: text, and reports in two forms. A leaf.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use serde_json::Value;
+use serde::Serialize;
 
 /// Form of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -15,13 +15,57 @@ pub enum ReportFormat {
     Json,
 }
 
+/// Character set of a report for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Marks such as ✓ and ✗, for a terminal with a UTF-8 locale.
+    Symbols,
+    /// ASCII only.
+    Ascii,
+}
+
 impl ReportFormat {
-    /// Prints the report in this form.
-    pub(crate) fn print(self, text: &str, json: &Value) -> ExitCode {
-        print(|out| match self {
-            ReportFormat::Text => out.write_all(text.as_bytes()),
-            ReportFormat::Json => writeln!(out, "{json:#}"),
-        })
+    /// Prints the report in this form; `code` is the exit code of a report that could be printed.
+    pub(crate) fn print(
+        self,
+        code: u8,
+        text: impl FnOnce(Style) -> String,
+        report: &impl Serialize,
+    ) -> ExitCode {
+        let printed = print(|out| match self {
+            ReportFormat::Text => out.write_all(text(Style::detect()).as_bytes()),
+            ReportFormat::Json => {
+                serde_json::to_writer_pretty(&mut *out, report)?;
+                writeln!(out)
+            }
+        });
+        if printed == ExitCode::SUCCESS {
+            ExitCode::from(code)
+        } else {
+            printed
+        }
+    }
+}
+
+impl Style {
+    /// Style for the locale of the environment, and whether standard output is a terminal.
+    fn detect() -> Style {
+        let mut names = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter();
+        let locale = names.find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()));
+        let locale = locale.unwrap_or_default().to_ascii_lowercase();
+        if io::stdout().is_terminal() && (locale.contains("utf-8") || locale.contains("utf8")) {
+            Style::Symbols
+        } else {
+            Style::Ascii
+        }
+    }
+
+    /// The text in this character set.
+    pub(crate) fn encode(self, text: String) -> String {
+        match self {
+            Style::Symbols => text,
+            Style::Ascii => text.replace('…', "...").replace('µ', "u"),
+        }
     }
 }
 

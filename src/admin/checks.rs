@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::handles::Handles;
+use super::metrics::unsigned;
 use super::status::model::{
     Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
 };
@@ -145,21 +146,15 @@ fn read_findings(reads: &Reads) -> impl Iterator<Item = Finding> {
 }
 
 fn endpoint_findings(facts: &Status) -> Vec<Finding> {
-    if !is_reachable(facts) {
-        let errors: Vec<_> = facts
-            .endpoints
-            .iter()
-            .map(|endpoint| endpoint.last_error.as_str())
-            .collect();
+    let endpoints = facts.endpoints.iter();
+    if !endpoints.clone().any(|endpoint| endpoint.is_connected) {
+        let is_hub = endpoints.clone().any(|endpoint| endpoint.peer.is_rangecache());
+        let errors: Vec<_> = endpoints.map(|endpoint| endpoint.last_error.as_str()).collect();
         let meaning = format!(
             "Calls wait up to --connect-timeout for a connection and then fail with Unavailable. {}",
             errors.join("; ")
         );
-        let finding = if facts
-            .endpoints
-            .iter()
-            .any(|endpoint| endpoint.peer.is_rangecache())
-        {
+        let finding = if is_hub {
             Finding::new(FindingId::EtcdUnreachable, "no hub can be reached").with_remedy(
                 "Check that the rangecaches of --endpoints run; --fallback-endpoints names etcd for the time in which none of them serves.",
             )
@@ -173,7 +168,7 @@ fn endpoint_findings(facts: &Status) -> Vec<Finding> {
             "No member that --endpoints names serves, votes and knows a leader: linearizable reads and writes wait, and fail.",
         )];
     }
-    let mut findings: Vec<_> = facts.endpoints.iter().filter_map(endpoint_finding).collect();
+    let mut findings: Vec<_> = endpoints.filter_map(endpoint_finding).collect();
     if facts.unlisted.version_unknown {
         findings.push(diagnosis::version_unknown());
     }
@@ -249,10 +244,6 @@ fn in_days(days: i64) -> String {
     }
 }
 
-fn is_reachable(facts: &Status) -> bool {
-    facts.endpoints.iter().any(|endpoint| endpoint.is_connected)
-}
-
 /// Whether any member serves, votes and knows a leader.
 fn has_healthy_member(facts: &Status) -> bool {
     let mut endpoints = facts.endpoints.iter();
@@ -260,28 +251,23 @@ fn has_healthy_member(facts: &Status) -> bool {
 }
 
 fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
-    if endpoint.is_leaving {
-        return None;
-    }
-    if !endpoint.is_connected {
-        let finding = Finding::new(
-            FindingId::MemberNotConnected,
-            format!("{} is not connected", endpoint.url),
-        );
-        let meaning = format!("Other endpoints are used. {}", endpoint.last_error);
-        Some(finding.about(&endpoint.url).with_meaning(meaning))
-    } else if !endpoint.is_healthy {
-        let finding = Finding::new(
+    let url = &endpoint.url;
+    let (id, state, meaning) = match (endpoint.is_connected, endpoint.is_healthy) {
+        _ if endpoint.is_leaving => return None,
+        (true, true) => return None,
+        (true, false) => (
             FindingId::MemberUnhealthy,
-            format!("{} is unhealthy", endpoint.url),
-        );
-        let finding = finding.about(&endpoint.url);
-        Some(finding.with_meaning(
-            "The member does not serve, has no leader or does not vote. Other endpoints are preferred.",
-        ))
-    } else {
-        None
-    }
+            "unhealthy",
+            "The member does not serve, has no leader or does not vote. Other endpoints are preferred."
+                .to_owned(),
+        ),
+        (false, _) => {
+            let meaning = format!("Other endpoints are used. {}", endpoint.last_error);
+            (FindingId::MemberNotConnected, "not connected", meaning)
+        }
+    };
+    let finding = Finding::new(id, format!("{url} is {state}"));
+    Some(finding.about(url).with_meaning(meaning))
 }
 
 /// Problem of rangecache's own user, or that it has none and needs one.
@@ -390,7 +376,7 @@ fn neighbour_finding(neighbour: &UselessNeighbour) -> Finding {
 /// The version gates, auth and verification.
 pub(super) fn gates(handles: &Handles) -> Vec<GateStatus> {
     let versions = handles.upstream.gates().into_iter().map(|(gate, state)| {
-        let (state, finding) = diagnosis::gates::judge(gate, state);
+        let (state, finding) = diagnosis::judge_gate(gate, state);
         GateStatus {
             name: gate.title,
             severity: finding.severity,
@@ -446,8 +432,7 @@ fn verification_gate(metrics: &Metrics) -> GateStatus {
 /// Bounds that an operator may have to raise, with what is used of them.
 pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget> {
     let metrics = &handles.metrics;
-    let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
-    let connections = gauge(metrics.connections.open.get());
+    let connections = unsigned(metrics.connections.open.get());
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
     let memory = mirrors
         .iter()
@@ -476,12 +461,12 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
     let others = used! {
         "Client connections", MAX_CONNECTIONS, connections, "new connections wait";
         "Calls in flight", MAX_CALLS, calls, "calls are refused with Unavailable";
-        "Large reads in flight to etcd", FORWARD_MAX_LARGE, gauge(large.in_flight.get()), "more reads wait";
-        "Large reads waiting for etcd", FORWARD_MAX_WAITING, gauge(large.waiting.get()), "more reads are refused with Unavailable";
-        "Small reads in flight to etcd", FORWARD_MAX_SMALL, gauge(small.in_flight.get()), "more reads wait";
-        "Small reads waiting for etcd", FORWARD_MAX_WAITING, gauge(small.waiting.get()), "more reads are refused with Unavailable";
+        "Large reads in flight to etcd", FORWARD_MAX_LARGE, unsigned(large.in_flight.get()), "more reads wait";
+        "Large reads waiting for etcd", FORWARD_MAX_WAITING, unsigned(large.waiting.get()), "more reads are refused with Unavailable";
+        "Small reads in flight to etcd", FORWARD_MAX_SMALL, unsigned(small.in_flight.get()), "more reads wait";
+        "Small reads waiting for etcd", FORWARD_MAX_WAITING, unsigned(small.waiting.get()), "more reads are refused with Unavailable";
         "Buffered bytes", BUFFER_MAX_BYTES, metrics.buffers.used_bytes(), "calls are refused with ResourceExhausted";
-        "Memory of watches", WATCH_MAX_BYTES, gauge(metrics.proxy.watches.used_bytes.get()),
+        "Memory of watches", WATCH_MAX_BYTES, unsigned(metrics.proxy.watches.used_bytes.get()),
             "new watches are forwarded, and large events wait";
     };
     let all = first.into_iter().chain(histories).chain(others);

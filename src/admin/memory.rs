@@ -2,12 +2,12 @@
 
 use serde::{Serialize, Serializer};
 
+use super::metrics::unsigned;
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{Finding, FindingId};
 use etcd_store::cache::Summary;
 use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::metrics::Gauge;
 use rangecache_mirror::view::Mirror;
 
 /// Memory of a mirror, in bytes.
@@ -30,16 +30,14 @@ pub(crate) struct MirrorMemory {
 
 impl MirrorMemory {
     pub(super) fn of(mirror: &Mirror) -> MirrorMemory {
-        let (gauges, value) = (&mirror.metrics, |gauge: &Gauge| {
-            u64::try_from(gauge.get()).unwrap_or(0)
-        });
+        let gauges = &mirror.metrics;
         MirrorMemory {
             memory_bytes: mirror.memory_bytes(),
-            history_bytes: value(&gauges.history_bytes),
-            packed_bytes: value(&gauges.packed_bytes),
-            packed_encoded_bytes: value(&gauges.packed_encoded_bytes),
-            not_held_bytes: value(&gauges.not_held_bytes),
-            index_bytes: value(&gauges.index_bytes),
+            history_bytes: unsigned(gauges.history_bytes.get()),
+            packed_bytes: unsigned(gauges.packed_bytes.get()),
+            packed_encoded_bytes: unsigned(gauges.packed_encoded_bytes.get()),
+            not_held_bytes: unsigned(gauges.not_held_bytes.get()),
+            index_bytes: unsigned(gauges.index_bytes.get()),
             held_bytes: mirror.held_bytes(),
         }
     }

@@ -3,9 +3,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `server` | [`Admin`]: paths and responses |
-//! | `control` | requests that change the process |
-//! | `gzip` | compression of pages and metrics |
+//! | `server` | [`Admin`]: paths, and requests that change the process |
+//! | `responses` | headers of responses, and their compression |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `memory` | memory of mirrors, in figures and words |
 //! | `metrics` | metrics of this room, and those of others that the pages show |
@@ -23,8 +22,6 @@
 //! No response waits for a mirror or delays one.
 
 mod checks;
-mod control;
-mod gzip;
 mod handles;
 mod memory;
 mod metrics;
@@ -33,6 +30,7 @@ mod prefixes;
 mod process;
 mod readiness;
 mod renderings;
+mod responses;
 mod server;
 mod status;
 mod symptoms;

@@ -1,7 +1,5 @@
 //! `/readyz`: readiness, and why reads are forwarded; `/servez`: whether new clients are served at all.
 
-use std::fmt::Write;
-
 use super::checks;
 use super::handles::Handles;
 use crate::diagnosis::{self, FindingId};
@@ -71,9 +69,7 @@ pub(super) fn describe(handles: &Handles) -> String {
             mirror.metrics.load_keys.get()
         ),
     }));
-    lines.iter().fold(String::new(), |mut text, line| {
-        // Writing into a String cannot fail.
-        let _ = writeln!(text, "{line}");
-        text
-    })
+    // Each line ends.
+    lines.push(String::new());
+    lines.join("\n")
 }

@@ -1,48 +1,40 @@
-//! HTTP server: paths and responses.
+//! HTTP server: paths, and requests that change the process.
 
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HeaderName;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use rangecache_base::memory;
 use rangecache_base::telemetry::metrics::{Gauge, gauge};
-use serde::Serialize;
+use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::control::{control, is_control};
 use super::handles::Handles;
 use super::metrics::{AdminMetrics, ShownMetrics};
 use super::prefixes::Prefixes;
 use super::renderings::{Renderings, RequestPace};
+use super::responses::{CSS, HTML, JAVASCRIPT, JSON, TEXT, busy, not_allowed, text};
 use super::status::samples::{INTERVAL, ReadCounts, Recent};
 use super::symptoms::Symptoms;
-use super::{gzip, page, process, readiness, status};
+use super::{page, process, readiness, responses, status};
 use crate::reload::ReloadHandle;
 use rangecache_base::net::Transport;
 use rangecache_base::panics::restarting;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_base::telemetry::exposition::Format;
+use rangecache_base::telemetry::state_changes::ChangeKind;
 use rangecache_config::LiveConfig;
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::Upstream;
-
-/// Methods that are served.
-const READS: &str = "GET, HEAD";
-const TEXT: &str = "text/plain; charset=utf-8";
-const HTML: &str = "text/html; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
-const JSON: &str = "application/json";
 
 /// Connections of operators and probes. The kubelet, Prometheus and a person need a few.
 const CONNECTIONS: ConnectionLimits = ConnectionLimits {
@@ -62,8 +54,6 @@ const REQUEST_BURST: u32 = 100;
 /// Longest wait for a turn, and for a page. The requests of all connections together (256, and 64 pages) have their turns
 /// in less; memory that closed connections do not give back may take longer.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// Seconds after which a refused client may try again.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The HTTP server for operators and probes.
 #[derive(Debug)]
@@ -198,7 +188,7 @@ impl Admin {
     async fn read(&self, request: &Request<Incoming>, one_page: &Semaphore) -> Response<Full<Bytes>> {
         let handles = &self.handles;
         let accept = request.headers().get(header::ACCEPT);
-        let is_gzip = gzip::is_accepted(request.headers());
+        let is_gzip = responses::takes_gzip(request.headers());
         let page = match request.uri().path() {
             "/livez" => return text(StatusCode::OK, TEXT, "ok\n"),
             "/readyz" => {
@@ -235,10 +225,10 @@ impl Admin {
             let close_oldest = || self.connections.replace_oldest();
             let render = || {
                 let (status, content_type, body) = page.render(handles);
-                match is_gzip.then(|| gzip::compressed(&body)).flatten() {
+                match is_gzip.then(|| responses::compressed(&body)).flatten() {
                     Some(compressed) => {
                         let mut response = text(status, content_type, self.renderings.count(compressed));
-                        gzip::mark(response.headers_mut());
+                        responses::mark_gzip(response.headers_mut());
                         response
                     }
                     None => text(status, content_type, self.renderings.count(body)),
@@ -274,8 +264,8 @@ impl RenderedPage {
                 (StatusCode::OK, format.content_type(), metrics.encode(*format))
             }
             RenderedPage::Html => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
-            RenderedPage::Status => json(&status::collect(handles)),
-            RenderedPage::Clients => json(&status::clients(handles)),
+            RenderedPage::Status => responses::json(&status::collect(handles)),
+            RenderedPage::Clients => responses::json(&handles.telemetry.clients.figures()),
         }
     }
 }
@@ -298,51 +288,51 @@ fn reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }
 
-fn busy() -> Response<Full<Bytes>> {
-    let mut response = text(
-        StatusCode::SERVICE_UNAVAILABLE,
-        TEXT,
-        "too many requests wait; try again later\n",
-    );
-    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
-    response
+/// Status and JSON of a response.
+type Controlled = (StatusCode, serde_json::Value);
+
+/// Whether the path names something that changes the process.
+fn is_control(path: &str) -> bool {
+    ["/reload", "/forward-all"].contains(&path)
 }
 
-fn not_allowed() -> Response<Full<Bytes>> {
-    let body = format!("this listener serves {READS} alone\n");
-    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, body);
-    let allowed = HeaderValue::from_static(READS);
-    response.headers_mut().insert(header::ALLOW, allowed);
-    response
-}
-
-/// Status, content type and body of a response in JSON.
-fn json(value: &impl Serialize) -> (StatusCode, &'static str, String) {
-    match serde_json::to_string(value) {
-        Ok(json) => (StatusCode::OK, JSON, json),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+/// Performs a request that changes the process. Accepted from where `--control` says, at most from this host, and not if a web page
+/// caused it.
+async fn control(handles: &Handles, method: &Method, path: &str, transport: Transport) -> Controlled {
+    let from = handles.live.load().listen.control;
+    if !from.permits(transport) {
+        return (StatusCode::FORBIDDEN, json!({ "error": from.refusal() }));
+    }
+    match (path, method) {
+        ("/reload", &Method::POST) => match handles.reload.reload().await {
+            Ok(reloaded) => (StatusCode::OK, json!(reloaded)),
+            Err(error) => (StatusCode::BAD_REQUEST, json!({ "error": error })),
+        },
+        ("/forward-all", &Method::POST) => forward_all(handles, true),
+        ("/forward-all", &Method::DELETE) => forward_all(handles, false),
+        _ => {
+            let error = "use POST /reload, POST /forward-all or DELETE /forward-all";
+            (StatusCode::METHOD_NOT_ALLOWED, json!({ "error": error }))
+        }
     }
 }
 
-fn text(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    let headers = [
-        (header::CONTENT_TYPE, content_type),
-        // Figures change, and so do the files with the next version.
-        (header::CACHE_CONTROL, "no-store"),
-        (header::CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-        (
-            HeaderName::from_static("cross-origin-resource-policy"),
-            "same-origin",
-        ),
-    ];
-    for (name, value) in headers {
-        response
-            .headers_mut()
-            .insert(name, HeaderValue::from_static(value));
+/// Switches memory off or on.
+fn forward_all(handles: &Handles, is_on: bool) -> Controlled {
+    if handles.mirrors.forward_all(is_on) {
+        let kind = if is_on {
+            ChangeKind::MemoryOff
+        } else {
+            ChangeKind::MemoryOn
+        };
+        handles.telemetry.state_changes.record(kind, "", "");
+        if is_on {
+            tracing::warn!(
+                "an operator has switched memory off: etcd answers every read and continues every watch"
+            );
+        } else {
+            tracing::info!("an operator has switched memory on again");
+        }
     }
-    response
+    (StatusCode::OK, json!({ "forward_all": is_on }))
 }

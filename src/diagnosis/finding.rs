@@ -1,11 +1,15 @@
-//! Findings, and those that both the page and `doctor` report.
+//! Findings, their text, and those that both the page and `doctor` report.
+
+use std::fmt::Write as _;
 
 use serde::Serialize;
 
 use super::format::bytes;
 use super::ids::{FindingId, Severity};
 use super::reasons;
+use crate::report::Style;
 use rangecache_base::telemetry::Reason;
+use rangecache_upstream::gates::{GateState, VersionGate};
 use rangecache_upstream::{ClusterOfEndpoint, UserProblem};
 
 /// A fact that an operator should know.
@@ -45,29 +49,23 @@ impl Finding {
 
     /// Returns the finding about `subject`.
     #[must_use]
-    pub fn about(self, subject: impl ToString) -> Finding {
-        Finding {
-            subject: subject.to_string(),
-            ..self
-        }
+    pub fn about(mut self, subject: impl ToString) -> Finding {
+        self.subject = subject.to_string();
+        self
     }
 
     /// Returns the finding with a meaning.
     #[must_use]
-    pub fn with_meaning(self, meaning: impl Into<String>) -> Finding {
-        Finding {
-            meaning: meaning.into(),
-            ..self
-        }
+    pub fn with_meaning(mut self, meaning: impl Into<String>) -> Finding {
+        self.meaning = meaning.into();
+        self
     }
 
     /// Returns the finding with a more precise remedy.
     #[must_use]
-    pub fn with_remedy(self, remedy: impl Into<String>) -> Finding {
-        Finding {
-            remedy: remedy.into(),
-            ..self
-        }
+    pub fn with_remedy(mut self, remedy: impl Into<String>) -> Finding {
+        self.remedy = remedy.into();
+        self
     }
 
     /// Returns the finding with another of the severities of its id.
@@ -84,10 +82,38 @@ impl Finding {
     /// Title and meaning as one text: `title. meaning`, without the last full stop.
     #[must_use]
     pub fn text(&self) -> String {
-        match self.meaning.trim_end_matches('.') {
-            "" => self.title.clone(),
-            meaning => format!("{}. {meaning}", self.title),
-        }
+        join(&self.title, &self.meaning)
+    }
+}
+
+fn join(title: &str, meaning: &str) -> String {
+    match meaning.trim_end_matches('.') {
+        "" => title.to_owned(),
+        meaning => format!("{title}. {meaning}"),
+    }
+}
+
+/// Adds a finding to a report for people: a line with its mark, and one with its remedy.
+pub fn write_finding(
+    report: &mut String,
+    style: Style,
+    severity: Severity,
+    [title, meaning, remedy]: [&str; 3],
+) {
+    let [good, note, warning, bad, arrow] = match style {
+        Style::Symbols => ["✓", "·", "!", "✗", "  →"],
+        Style::Ascii => ["ok  ", "note", "warn", "BAD ", "     ->"],
+    };
+    let mark = match severity {
+        Severity::Good => good,
+        Severity::Note => note,
+        Severity::Warning => warning,
+        Severity::Bad => bad,
+    };
+    // Writing into a String cannot fail.
+    let _ = writeln!(report, "  {mark} {}", join(title, meaning));
+    if !remedy.is_empty() {
+        let _ = writeln!(report, "  {arrow} {remedy}");
     }
 }
 
@@ -157,9 +183,55 @@ pub fn version_unknown() -> Finding {
     .with_remedy(explanation.remedy)
 }
 
+/// State of `gate` in words, and the finding about it.
+#[must_use]
+pub fn judge_gate(gate: &VersionGate, state: GateState) -> (String, Finding) {
+    let without = gate.without;
+    let (id, state) = match state {
+        GateState::Unknown => (FindingId::CapabilityUnknown, "not known yet".to_owned()),
+        GateState::Off => {
+            let flag = gate.flag.unwrap_or(gate.name);
+            (FindingId::CapabilityOff, format!("off (--{flag}): {without}"))
+        }
+        GateState::Open(version) => {
+            let state = format!("available (etcd {version})");
+            (FindingId::CapabilityAvailable, state)
+        }
+        GateState::Partial { open, endpoints } => {
+            let state = format!("available on {open} of {endpoints} endpoints");
+            (FindingId::CapabilityPartial, state)
+        }
+        GateState::TooOld(version) => {
+            let versions = gate.versions();
+            let state = format!("not available in etcd {version} (needs {versions}): {without}");
+            (FindingId::CapabilityTooOld, state)
+        }
+        GateState::Unimplemented => {
+            let state = format!("not implemented by etcd, or by a proxy in front of it: {without}");
+            (FindingId::CapabilityUnimplemented, state)
+        }
+    };
+    let finding = Finding::new(id, format!("{}: {state}", gate.title))
+        .about(gate.name)
+        .with_meaning(gate.meaning);
+    let is_closed = matches!(
+        id,
+        FindingId::CapabilityTooOld | FindingId::CapabilityUnimplemented
+    );
+    let finding = if is_closed && gate.forwards_reads {
+        let remedy = format!("Upgrade every member of etcd to {}.", gate.versions());
+        finding.with_severity(Severity::Warning).with_remedy(remedy)
+    } else {
+        finding.with_remedy("")
+    };
+    (state, finding)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rangecache_upstream::Version;
+    use rangecache_upstream::gates::{ALL, PROGRESS_NOTIFICATIONS, RANGE_STREAM};
 
     #[test]
     fn text_joins_title_and_meaning() {
@@ -187,5 +259,49 @@ mod tests {
             finding.remedy.starts_with("Fix the user") && finding.remedy.ends_with('.'),
             "{finding:?}"
         );
+    }
+
+    #[test]
+    fn closed_gate_that_forwards_reads_is_a_warning_with_the_versions_to_upgrade_to() {
+        let (_, closed) = judge_gate(&PROGRESS_NOTIFICATIONS, GateState::TooOld(Version::new(3, 5, 0)));
+        assert_eq!(closed.severity, Severity::Warning);
+        assert!(
+            closed.title.contains("etcd 3.5.0") && closed.title.contains("linearizable reads are forwarded"),
+            "{closed:?}"
+        );
+        assert!(
+            closed.remedy.contains("3.4.31, 3.5.13, 3.6.0 or later"),
+            "{closed:?}"
+        );
+    }
+
+    #[test]
+    fn optional_gate_is_at_most_a_note() {
+        let closed = GateState::TooOld(Version::new(3, 6, 1));
+        let (_, finding) = judge_gate(&RANGE_STREAM, closed);
+        assert_eq!((finding.severity, &*finding.remedy), (Severity::Note, ""));
+        let (text, finding) = judge_gate(&RANGE_STREAM, GateState::Off);
+        assert_eq!(finding.severity, Severity::Note);
+        assert!(text.starts_with("off (--range-stream)"), "{text}");
+    }
+
+    #[test]
+    fn every_gate_has_words_for_every_state() {
+        let version = Version::new(3, 5, 0);
+        for gate in ALL {
+            for state in [
+                GateState::Unknown,
+                GateState::Off,
+                GateState::Open(version),
+                GateState::Partial {
+                    open: 1,
+                    endpoints: 3,
+                },
+                GateState::TooOld(version),
+                GateState::Unimplemented,
+            ] {
+                assert!(!judge_gate(gate, state).0.is_empty());
+            }
+        }
     }
 }

@@ -1,6 +1,8 @@
-//! Numbers, bytes, rates and durations for people.
+//! Numbers, bytes, rates, durations and roles for people.
 
 use std::time::Duration;
+
+use rangecache_upstream::Role;
 
 /// Count with thousands separators: `12,345`.
 #[must_use]
@@ -91,6 +93,18 @@ pub fn long(time: Duration) -> String {
     shown.fold(format!("{n} {unit}"), |text, (n, unit)| {
         format!("{text} {n} {unit}")
     })
+}
+
+/// Name of a member's role, also in JSON.
+#[must_use]
+pub fn role(role: Role) -> &'static str {
+    match role {
+        Role::Unknown => "unknown",
+        Role::Leader => "leader",
+        Role::Follower => "follower",
+        Role::Learner => "learner",
+        Role::Leaderless => "no_leader",
+    }
 }
 
 fn three_digits(value: f64) -> String {

@@ -2,99 +2,81 @@
 //!
 //! docs/reference/findings.md is generated from this table.
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
-/// Severity of a finding, ascending.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Expected state.
-    Good,
-    /// Temporary, or intended.
-    Note,
-    /// Responses are correct, but slower than they need to be.
-    Warning,
-    /// Calls fail, or an operator must act.
-    Bad,
-}
+/// Declares an enum whose variants have names, in the order of their values.
+macro_rules! named {
+    ($(#[$meta:meta])* pub enum $enum:ident { $($(#[$doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum $enum { $($(#[$doc])* $variant,)+ }
 
-impl Severity {
-    /// Name in JSON and in class names of the page.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Severity::Good => "good",
-            Severity::Note => "note",
-            Severity::Warning => "warning",
-            Severity::Bad => "bad",
+        impl $enum {
+            /// Every variant, ascending.
+            pub const ALL: [$enum; [$($name),+].len()] = [$($enum::$variant),+];
+
+            /// Name of the variant.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $($enum::$variant => $name,)+ }
+            }
         }
+    };
+}
+pub(super) use named;
+
+named! {
+    /// Severity of a finding, ascending.
+    #[derive(Default, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum Severity {
+        /// Expected state.
+        #[default]
+        Good = "good",
+        /// Temporary, or intended.
+        Note = "note",
+        /// Responses are correct, but slower than they need to be.
+        Warning = "warning",
+        /// Calls fail, or an operator must act.
+        Bad = "bad",
     }
 }
 
-/// Subject of findings, in the order of `doctor`'s report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Area {
-    /// `--endpoints`.
-    Endpoints,
-    /// Capabilities that depend on etcd's version.
-    Gates,
-    /// etcd's users and permissions.
-    Auth,
-    /// TLS towards clients and towards etcd.
-    Certificates,
-    /// Keys in etcd.
-    Keyspace,
-    /// Memory that the mirrors need.
-    Memory,
-    /// Watches of etcd's clients.
-    Watches,
-    /// Mirrors of a process that runs.
-    Mirrors,
-    /// Calls of clients.
-    Calls,
-    /// Process as a whole.
-    Process,
-    /// Conclusion.
-    Verdict,
-}
-
-impl Area {
-    /// Name in both forms of `doctor`'s report.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Area::Endpoints => "endpoints",
-            Area::Gates => "gates",
-            Area::Auth => "auth",
-            Area::Certificates => "certificates",
-            Area::Keyspace => "keyspace",
-            Area::Memory => "memory",
-            Area::Watches => "watches",
-            Area::Mirrors => "mirrors",
-            Area::Calls => "calls",
-            Area::Process => "process",
-            Area::Verdict => "verdict",
-        }
+named! {
+    /// Subject of findings, in the order of `doctor`'s report.
+    pub enum Area {
+        /// `--endpoints`.
+        Endpoints = "endpoints",
+        /// Capabilities that depend on etcd's version.
+        Gates = "gates",
+        /// etcd's users and permissions.
+        Auth = "auth",
+        /// TLS towards clients and towards etcd.
+        Certificates = "certificates",
+        /// Keys in etcd.
+        Keyspace = "keyspace",
+        /// Memory that the mirrors need.
+        Memory = "memory",
+        /// Watches of etcd's clients.
+        Watches = "watches",
+        /// Mirrors of a process that runs.
+        Mirrors = "mirrors",
+        /// Calls of clients.
+        Calls = "calls",
+        /// Process as a whole.
+        Process = "process",
+        /// Conclusion.
+        Verdict = "verdict",
     }
 }
 
-/// Command or page that reports a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReportedBy {
-    /// The page, `/status` and `rangecache status`.
-    Status,
-    /// `rangecache doctor`.
-    Doctor,
-}
-
-impl ReportedBy {
-    /// Name in the reference.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            ReportedBy::Status => "status",
-            ReportedBy::Doctor => "doctor",
-        }
+named! {
+    /// Command or page that reports a finding.
+    pub enum ReportedBy {
+        /// The page, `/status` and `rangecache status`.
+        Status = "status",
+        /// `rangecache doctor`.
+        Doctor = "doctor",
     }
 }
 
@@ -447,6 +429,9 @@ finding_ids! {
 
     /// Keys that would be mirrored.
     KeysMirrored = "keys-mirrored" of Verdict in [Doctor]: [Good], "";
+    /// There is no key under a prefix of `--no-cache-prefix`: it may be mistyped.
+    ExclusionUseless = "exclusion-useless" of Verdict in [Doctor]: [Note],
+        "compare it with the existing prefixes";
     /// No key would be mirrored.
     NothingMirrored = "nothing-mirrored" of Verdict in [Doctor]: [Warning],
         "check --cache-prefix";

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `ids` | every finding that there can be: its id, severities, meaning, remedy and alerts |
 //! | `finding` | a finding with its texts, and those that both the page and `doctor` report |
-//! | [`gates`] | states of the version gates in words |
 //! | [`reasons`] | outcomes and reasons of reads in words |
 //! | [`format`](mod@format) | numbers, bytes and durations for people |
 //!
@@ -13,11 +12,11 @@
 
 mod finding;
 pub mod format;
-pub mod gates;
 mod ids;
 pub mod reasons;
 
 pub use finding::{
-    Finding, budget_above_memory, different_clusters, no_own_user, user_problem, version_unknown,
+    Finding, budget_above_memory, different_clusters, judge_gate, no_own_user, user_problem, version_unknown,
+    write_finding,
 };
 pub use ids::{Area, FindingId, ReportedBy, Severity};

@@ -1,5 +1,6 @@
 //! Outcomes and reasons of reads in words for operators, and what to do about them.
 
+use super::ids::named;
 use rangecache_base::telemetry::outcome::{Failure, Read};
 use rangecache_base::telemetry::{Outcome, Reason};
 
@@ -14,31 +15,23 @@ pub struct Explanation {
     pub remedy: &'static str,
 }
 
-/// Outcome of a read, as charts show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutcomeClass {
-    /// Memory, without waiting for the mirror.
-    Memory,
-    /// Memory, after waiting for the mirror to catch up.
-    Waited,
-    /// etcd.
-    Etcd,
-    /// There was no response: etcd could not be reached, or did not complete it.
-    Failed,
-    /// There was no response: the read was refused or cancelled.
-    Unanswered,
+named! {
+    /// Outcome of a read, as charts show it; in the order in which they stack it from below. Names are those of classes and of JSON.
+    pub enum OutcomeClass {
+        /// Memory, without waiting for the mirror.
+        Memory = "memory",
+        /// Memory, after waiting for the mirror to catch up.
+        Waited = "waited",
+        /// etcd.
+        Etcd = "etcd",
+        /// There was no response: etcd could not be reached, or did not complete it.
+        Failed = "failed",
+        /// There was no response: the read was refused or cancelled.
+        Unanswered = "unanswered",
+    }
 }
 
 impl OutcomeClass {
-    /// Every class, in the order in which charts stack them from below.
-    pub const ALL: [OutcomeClass; 5] = [
-        OutcomeClass::Memory,
-        OutcomeClass::Waited,
-        OutcomeClass::Etcd,
-        OutcomeClass::Failed,
-        OutcomeClass::Unanswered,
-    ];
-
     /// Class of this outcome.
     #[must_use]
     pub fn from_outcome(outcome: Outcome) -> OutcomeClass {
@@ -60,18 +53,6 @@ impl OutcomeClass {
             OutcomeClass::Etcd => "by etcd",
             OutcomeClass::Failed => "failed",
             OutcomeClass::Unanswered => "refused or cancelled",
-        }
-    }
-
-    /// Name in class names and in the JSON of the status.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            OutcomeClass::Memory => "memory",
-            OutcomeClass::Waited => "waited",
-            OutcomeClass::Etcd => "etcd",
-            OutcomeClass::Failed => "failed",
-            OutcomeClass::Unanswered => "unanswered",
         }
     }
 }
@@ -105,236 +86,150 @@ pub fn explain(outcome: Outcome) -> Explanation {
     }
 }
 
-fn explain_failure(failure: Failure) -> Explanation {
-    let (title, meaning, remedy) = match failure {
-        Failure::NoEndpoint => (
-            "no member connected",
-            "No endpoint was connected within --connect-timeout.",
-            "Check whether etcd's members run and can be reached from here; each endpoint has its error.",
-        ),
-        Failure::ConnectionLost => (
-            "connection to etcd lost",
-            "The connection broke before the response began, and no other endpoint answered in time.",
-            "Nothing if a member was restarted. If it repeats, check etcd's members and the network.",
-        ),
-        Failure::StreamReset => (
-            "stream reset by etcd",
-            "etcd reset the stream of a call that several reads share.",
-            "See etcd's log.",
-        ),
-        Failure::SharedCall => (
-            "shared call ended",
-            "The call that several reads share ended without a result.",
-            "Nothing if rangecache was stopping. Otherwise see its log.",
-        ),
-        Failure::Deadline => (
-            "client's timeout",
-            "The client's own timeout passed before etcd's response.",
-            "Check the endpoints, and etcd's latencies; the timeout may be shorter than they are.",
-        ),
-        Failure::UnusableResponse => (
-            "response not usable",
-            "etcd's response could not be decoded, or the pages of one stream came from different histories.",
-            "Nothing after a restore. Otherwise compare the versions of etcd and rangecache.",
-        ),
+/// Declares how the variants of an enum are explained: title, meaning and remedy, which is empty if no action is needed or possible.
+macro_rules! explanations {
+    ($(#[$doc:meta])* $visible:vis fn $name:ident($of:ident); $($variant:ident: $title:literal, $meaning:literal, $remedy:literal;)+) => {
+        $(#[$doc])*
+        $visible fn $name(of: $of) -> Explanation {
+            let (title, meaning, remedy) = match of { $($of::$variant => ($title, $meaning, $remedy),)+ };
+            Explanation { title, meaning, remedy }
+        }
     };
-    Explanation {
-        title,
-        meaning,
-        remedy,
-    }
 }
 
-fn explain_read(read: Read) -> Explanation {
-    let (title, meaning) = match read {
-        Read::Linearizable => (
-            "linearizable",
-            "A quorum check proved that memory was up to date.",
-        ),
-        Read::Serializable => (
-            "serializable",
-            "Not older than any earlier response; needs no quorum check.",
-        ),
-        Read::Pinned => ("at a past revision", "At a revision that the client chose."),
-        Read::Bounded => (
-            "within the caller's bounds",
-            "Proven by an earlier quorum check, which the caller's metadata permits.",
-        ),
-        Read::Stale => (
-            "stale",
-            "From the last view, because no member of etcd answered (--serve-stale).",
-        ),
-        Read::Refused => ("refused like etcd", "An error with etcd's own message."),
-    };
-    Explanation {
-        title,
-        meaning,
-        remedy: "",
-    }
+explanations! {
+    fn explain_failure(Failure);
+    NoEndpoint: "no member connected",
+        "No endpoint was connected within --connect-timeout.",
+        "Check whether etcd's members run and can be reached from here; each endpoint has its error.";
+    ConnectionLost: "connection to etcd lost",
+        "The connection broke before the response began, and no other endpoint answered in time.",
+        "Nothing if a member was restarted. If it repeats, check etcd's members and the network.";
+    StreamReset: "stream reset by etcd",
+        "etcd reset the stream of a call that several reads share.",
+        "See etcd's log.";
+    SharedCall: "shared call ended",
+        "The call that several reads share ended without a result.",
+        "Nothing if rangecache was stopping. Otherwise see its log.";
+    Deadline: "client's timeout",
+        "The client's own timeout passed before etcd's response.",
+        "Check the endpoints, and etcd's latencies; the timeout may be shorter than they are.";
+    UnusableResponse: "response not usable",
+        "etcd's response could not be decoded, or the pages of one stream came from different histories.",
+        "Nothing after a restore. Otherwise compare the versions of etcd and rangecache.";
 }
 
-/// Why memory could not answer.
-#[must_use]
-pub fn explain_reason(reason: Reason) -> Explanation {
-    let (title, meaning, remedy) = match reason {
-        Reason::NotMirrored => (
-            "not mirrored",
-            "The range is not inside one mirror, or only in part.",
-            "If such keys are read often, mirror them: add their prefix to --cache-prefix, or remove it from \
-             --no-cache-prefix. A range over two prefixes needs one mirror that holds both.",
-        ),
-        Reason::Loading => (
-            "loading",
-            "The mirror is being loaded from etcd.",
-            "Wait. If loading starts again and again, the log says why loads fail.",
-        ),
-        Reason::FeedLost => (
-            "watch lost",
-            "The mirror's watch on etcd broke and is being re-established; it resumes where it broke.",
-            "Nothing if this happened once. If it repeats, check etcd's members and the network.",
-        ),
-        Reason::OverBudget => (
-            "too large for its memory",
-            "The keys of the mirror do not fit into --cache-max-bytes, or with --cache-pack=never its values: it is disabled (over \
-             budget). It is loaded again once it fits.",
-            "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or \
-             --no-cache-prefix.",
-        ),
-        Reason::VersionGate => (
-            "etcd is too old",
-            "This etcd's progress notifications cannot be trusted, so linearizable reads cannot be proven.",
-            "Upgrade every member to 3.4.31, 3.5.13, 3.6.0 or later.",
-        ),
-        Reason::VersionUnknown => (
-            "version not known",
-            "No member has reported its version yet, or the server is not etcd.",
-            "If this lasts, check whether members respond: etcdctl endpoint status. A proxy in front of etcd must let \
-             Maintenance.Status through. A server without a cluster id, such as Kine, is not etcd: remove rangecache there.",
-        ),
-        Reason::Auth => (
-            "auth",
-            "etcd's auth is on (or not known to be off), and rangecache has no user of its own, or etcd does not permit the \
-             client to read the range, or the client has no token and etcd would take it for the user of --cert.",
-            "Give rangecache a user that may read what is mirrored (--user). If it has one, check the roles of the clients.",
-        ),
-        Reason::CheckFailed => (
-            "quorum check failed",
-            "etcd did not confirm its revision, so nothing could be proven.",
-            "Check etcd's quorum: etcdctl endpoint status --cluster.",
-        ),
-        Reason::NotFresh => (
-            "mirror too late",
-            "The mirror did not reach the proven revision within --freshness-timeout.",
-            "Check how far the mirrors are behind, and whether rangecache has enough CPU. A slow member of etcd has the same \
-             effect.",
-        ),
-        Reason::HistoryGone => (
-            "older than the history",
-            "The requested revision is older than the kept history; etcd may still have it.",
-            "If clients read that far back, raise --history-max-age or --history-max-bytes.",
-        ),
-        Reason::HistoryReplaced => (
-            "etcd was restored",
-            "etcd's history was replaced, and the mirror is being loaded again.",
-            "Nothing if etcd was restored from a backup on purpose. Otherwise check which cluster --endpoints names.",
-        ),
-        Reason::Mismatch => (
-            "differed from etcd",
-            "Verification found that the mirror differed from etcd; it is being loaded again.",
-            "Compare the members (etcdctl endpoint hashkv --cluster). If they agree with each other, please report a bug in \
-             rangecache.",
-        ),
-        Reason::Panicked => (
-            "a bug",
-            "The mirror's task panicked; the mirror is being loaded again.",
-            "Please report it with the source location in the log.",
-        ),
-        Reason::Damaged => (
-            "memory was damaged",
-            "A packed value (--cache-pack) did not have its checksum; the mirror is being loaded again.",
-            "If this repeats, the memory of the machine is faulty: move the workload, and test it.",
-        ),
-        Reason::PackedValues => (
-            "order of packed values",
-            "The sort order is that of the values, and some of them are packed (--cache-pack).",
-            "If such reads are frequent, set --cache-pack=never.",
-        ),
-        Reason::ValuesNotHeld => (
-            "values not held",
-            "Memory is too scarce for all values: those of the prefixes that cost most are only in etcd. Counts, keys and \
-             watches are still served from memory.",
-            "Raise --cache-max-bytes and the memory limit, or leave out prefixes that are rarely read (--no-cache-prefix).",
-        ),
-        Reason::SortTies => (
-            "order of equal keys",
-            "The sort order has equal values, and their order among each other is defined by etcd alone.",
-            "",
-        ),
-        Reason::Undecodable => (
-            "not understood",
-            "The request has a field, a size or an encoding that rangecache does not know.",
-            "If a client compresses its requests, turn that off. A newer etcd may have new fields: check for a newer \
-             rangecache.",
-        ),
-        Reason::BehindHub => (
-            "for the hub to answer",
-            "The read has credentials, and the endpoint is another rangecache: that one has etcd authorize the caller, and \
-             answers from its own memory.",
-            "",
-        ),
-        Reason::RequireLeader => (
-            "needs a member with a leader",
-            "A serializable read that requires a member with a leader: only etcd can decide that.",
-            "",
-        ),
-        Reason::BrokenRequest => (
-            "incomplete request",
-            "The request ended before its message was complete.",
-            "If this repeats, check the client and the network.",
-        ),
-        Reason::Deadline => (
-            "client's timeout",
-            "The client's own timeout passed while the call waited for its client's others.",
-            "See /clients.",
-        ),
-        Reason::Gone => (
-            "cancelled by the client",
-            "The client cancelled, or its connection was closed, before there was a response.",
-            "",
-        ),
-        Reason::TooManyWaiting => (
-            "too many reads waiting",
-            "Memory could not answer, and --forward-max-waiting reads were already waiting for etcd, or etcd did not get to \
-             the read in 30 s. Or too many filtered and sorted reads waited for memory (rangecache_scans_waiting).",
-            "Find out why memory cannot answer, or which client sorts and filters. If etcd has capacity, raise --forward-max-large, --forward-max-small and \
-             --forward-max-waiting.",
-        ),
-        Reason::TooManyCalls => (
-            "too many calls",
-            "--max-calls calls were in flight.",
-            "Find the client that makes so many, or raise --max-calls.",
-        ),
-        Reason::BufferBytes => (
-            "no memory for buffers",
-            "Requests and responses in flight would take more than --buffer-max-bytes, or more than one connection may take of it.",
-            "Find the client that does not read its responses or complete its requests, or raise --buffer-max-bytes.",
-        ),
-        Reason::ForwardAll => (
-            "memory switched off",
-            "An operator has sent POST /forward-all: etcd answers everything.",
-            "rangecache ctl use-memory (DELETE /forward-all) lets memory answer again.",
-        ),
-        Reason::Bypass => (
-            "bypass requested",
-            "The client requested to read from etcd (rangecache-bypass).",
-            "",
-        ),
-    };
-    Explanation {
-        title,
-        meaning,
-        remedy,
-    }
+explanations! {
+    fn explain_read(Read);
+    Linearizable: "linearizable",
+        "A quorum check proved that memory was up to date.", "";
+    Serializable: "serializable",
+        "Not older than any earlier response; needs no quorum check.", "";
+    Pinned: "at a past revision",
+        "At a revision that the client chose.", "";
+    Bounded: "within the caller's bounds",
+        "Proven by an earlier quorum check, which the caller's metadata permits.", "";
+    Stale: "stale",
+        "From the last view, because no member of etcd answered (--serve-stale).", "";
+    Refused: "refused like etcd",
+        "An error with etcd's own message.", "";
+}
+
+explanations! {
+    /// Why memory could not answer.
+    #[must_use]
+    pub fn explain_reason(Reason);
+    NotMirrored: "not mirrored",
+        "The range is not inside one mirror, or only in part.",
+        "If such keys are read often, mirror them: add their prefix to --cache-prefix, or remove it from \
+         --no-cache-prefix. A range over two prefixes needs one mirror that holds both.";
+    Loading: "loading",
+        "The mirror is being loaded from etcd.",
+        "Wait. If loading starts again and again, the log says why loads fail.";
+    FeedLost: "watch lost",
+        "The mirror's watch on etcd broke and is being re-established; it resumes where it broke.",
+        "Nothing if this happened once. If it repeats, check etcd's members and the network.";
+    OverBudget: "too large for its memory",
+        "The keys of the mirror do not fit into --cache-max-bytes, or with --cache-pack=never its values: it is disabled (over \
+         budget). It is loaded again once it fits.",
+        "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or \
+         --no-cache-prefix.";
+    VersionGate: "etcd is too old",
+        "This etcd's progress notifications cannot be trusted, so linearizable reads cannot be proven.",
+        "Upgrade every member to 3.4.31, 3.5.13, 3.6.0 or later.";
+    VersionUnknown: "version not known",
+        "No member has reported its version yet, or the server is not etcd.",
+        "If this lasts, check whether members respond: etcdctl endpoint status. A proxy in front of etcd must let \
+         Maintenance.Status through. A server without a cluster id, such as Kine, is not etcd: remove rangecache there.";
+    Auth: "auth",
+        "etcd's auth is on (or not known to be off), and rangecache has no user of its own, or etcd does not permit the \
+         client to read the range, or the client has no token and etcd would take it for the user of --cert.",
+        "Give rangecache a user that may read what is mirrored (--user). If it has one, check the roles of the clients.";
+    CheckFailed: "quorum check failed",
+        "etcd did not confirm its revision, so nothing could be proven.",
+        "Check etcd's quorum: etcdctl endpoint status --cluster.";
+    NotFresh: "mirror too late",
+        "The mirror did not reach the proven revision within --freshness-timeout.",
+        "Check how far the mirrors are behind, and whether rangecache has enough CPU. A slow member of etcd has the same \
+         effect.";
+    HistoryGone: "older than the history",
+        "The requested revision is older than the kept history; etcd may still have it.",
+        "If clients read that far back, raise --history-max-age or --history-max-bytes.";
+    HistoryReplaced: "etcd was restored",
+        "etcd's history was replaced, and the mirror is being loaded again.",
+        "Nothing if etcd was restored from a backup on purpose. Otherwise check which cluster --endpoints names.";
+    Mismatch: "differed from etcd",
+        "Verification found that the mirror differed from etcd; it is being loaded again.",
+        "Compare the members (etcdctl endpoint hashkv --cluster). If they agree with each other, please report a bug in \
+         rangecache.";
+    Panicked: "a bug",
+        "The mirror's task panicked; the mirror is being loaded again.",
+        "Please report it with the source location in the log.";
+    Damaged: "memory was damaged",
+        "A packed value (--cache-pack) did not have its checksum; the mirror is being loaded again.",
+        "If this repeats, the memory of the machine is faulty: move the workload, and test it.";
+    PackedValues: "order of packed values",
+        "The sort order is that of the values, and some of them are packed (--cache-pack).",
+        "If such reads are frequent, set --cache-pack=never.";
+    ValuesNotHeld: "values not held",
+        "Memory is too scarce for all values: those of the prefixes that cost most are only in etcd. Counts, keys and \
+         watches are still served from memory.",
+        "Raise --cache-max-bytes and the memory limit, or leave out prefixes that are rarely read (--no-cache-prefix).";
+    SortTies: "order of equal keys",
+        "The sort order has equal values, and their order among each other is defined by etcd alone.", "";
+    Undecodable: "not understood",
+        "The request has a field, a size or an encoding that rangecache does not know.",
+        "If a client compresses its requests, turn that off. A newer etcd may have new fields: check for a newer \
+         rangecache.";
+    BehindHub: "for the hub to answer",
+        "The read has credentials, and the endpoint is another rangecache: that one has etcd authorize the caller, and \
+         answers from its own memory.", "";
+    RequireLeader: "needs a member with a leader",
+        "A serializable read that requires a member with a leader: only etcd can decide that.", "";
+    BrokenRequest: "incomplete request",
+        "The request ended before its message was complete.",
+        "If this repeats, check the client and the network.";
+    Deadline: "client's timeout",
+        "The client's own timeout passed while the call waited for its client's others.",
+        "See /clients.";
+    Gone: "cancelled by the client",
+        "The client cancelled, or its connection was closed, before there was a response.", "";
+    TooManyWaiting: "too many reads waiting",
+        "Memory could not answer, and --forward-max-waiting reads were already waiting for etcd, or etcd did not get to \
+         the read in 30 s. Or too many filtered and sorted reads waited for memory (rangecache_scans_waiting).",
+        "Find out why memory cannot answer, or which client sorts and filters. If etcd has capacity, raise --forward-max-large, --forward-max-small and \
+         --forward-max-waiting.";
+    TooManyCalls: "too many calls",
+        "--max-calls calls were in flight.",
+        "Find the client that makes so many, or raise --max-calls.";
+    BufferBytes: "no memory for buffers",
+        "Requests and responses in flight would take more than --buffer-max-bytes, or more than one connection may take of it.",
+        "Find the client that does not read its responses or complete its requests, or raise --buffer-max-bytes.";
+    ForwardAll: "memory switched off",
+        "An operator has sent POST /forward-all: etcd answers everything.",
+        "rangecache ctl use-memory (DELETE /forward-all) lets memory answer again.";
+    Bypass: "bypass requested",
+        "The client requested to read from etcd (rangecache-bypass).", "";
 }
 
 #[cfg(test)]

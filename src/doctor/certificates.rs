@@ -6,8 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use futures_util::future::join_all;
 use tokio::time::timeout;
 
-use super::client::CALL_TIMEOUT;
-use super::members::Member;
+use super::members::{CALL_TIMEOUT, Member};
 use super::model::Report;
 use crate::diagnosis::{Finding, FindingId, Severity};
 use rangecache_base::unix_time;
@@ -16,8 +15,8 @@ use rangecache_edge::tls::{CertificateFacts, Connector, look_at_file};
 
 /// Seconds of a day, the remaining validity below which it is bad.
 const DAY: i64 = 24 * 3600;
-/// Remaining validity below which a certificate is reported.
-const SOON: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Days of validity below which a certificate is reported.
+const SOON_DAYS: i64 = 30;
 
 /// Adds findings on the certificate files of the flags. Unreadable files are reported where they are opened for use.
 pub(super) fn examine_files(config: &Config, report: &mut Report) {
@@ -36,16 +35,12 @@ pub(super) fn examine_files(config: &Config, report: &mut Report) {
         }
     }
     if tls.insecure_skip_tls_verify {
-        report.find(
-            FindingId::CertificateNotVerified,
-            "--insecure-skip-tls-verify: etcd's certificate is not verified",
-        );
+        let text = "--insecure-skip-tls-verify: etcd's certificate is not verified";
+        report.find(FindingId::CertificateNotVerified, text);
     }
     if tls.auto_tls {
-        report.find(
-            FindingId::CertificateGenerated,
-            "--auto-tls: clients cannot verify the generated certificate",
-        );
+        let text = "--auto-tls: clients cannot verify the generated certificate";
+        report.find(FindingId::CertificateGenerated, text);
     }
 }
 
@@ -66,10 +61,8 @@ pub(super) async fn examine_members(members: &[Member], connector: &Connector, r
     }
     let any_tls = members.iter().any(|member| member.url.tls);
     if !any_tls && members.iter().any(|member| member.connection().is_some()) {
-        report.find(
-            FindingId::NoTls,
-            "no TLS towards etcd: the endpoints are http:// or unix://",
-        );
+        let text = "no TLS towards etcd: the endpoints are http:// or unix://";
+        report.find(FindingId::NoTls, text);
     }
 }
 
@@ -81,39 +74,27 @@ fn assess(subject: &str, what: &str, facts: &CertificateFacts, report: &mut Repo
         names => format!(" for {}", names.join(", ")),
     };
     let until = day(facts.not_after_seconds);
-    let (id, text, remedy) = if left < 0 {
-        let remedy = "renew it (and check this machine's clock)";
-        (
-            FindingId::CertificateExpired,
-            format!("expired on {until}"),
-            Some(remedy),
-        )
+    let (id, text) = if left < 0 {
+        let text = format!("expired on {until} by this machine's clock");
+        (FindingId::CertificateExpired, text)
     } else if facts.not_before_seconds > now {
         let from = day(facts.not_before_seconds);
         (
             FindingId::CertificateNotYetValid,
             format!("not valid before {from}"),
-            None,
         )
-    } else if left < i64::try_from(SOON.as_secs()).unwrap_or(i64::MAX) {
-        let days = left / DAY;
-        let remedy = "renew it; a replaced file is reloaded without a restart";
-        (
-            FindingId::CertificateExpiresSoon,
-            format!("valid until {until}, {days} more days"),
-            Some(remedy),
-        )
+    } else if left < SOON_DAYS * DAY {
+        let text = format!("valid until {until}, {} more days", left / DAY);
+        (FindingId::CertificateExpiresSoon, text)
     } else {
-        (FindingId::CertificateValid, format!("valid until {until}"), None)
+        (FindingId::CertificateValid, format!("valid until {until}"))
     };
-    let mut finding = Finding::new(id, format!("{what}{names}: {text}")).about(subject);
-    if let Some(remedy) = remedy {
-        finding = finding.with_remedy(remedy);
-    }
-    if id == FindingId::CertificateExpiresSoon && left < DAY {
-        finding = finding.with_severity(Severity::Bad);
-    }
-    report.add(finding);
+    let finding = Finding::new(id, format!("{what}{names}: {text}")).about(subject);
+    report.add(if id == FindingId::CertificateExpiresSoon && left < DAY {
+        finding.with_severity(Severity::Bad)
+    } else {
+        finding
+    });
 }
 
 fn day(seconds: i64) -> String {

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 
 use tokio::time::timeout;
 
-use super::client::CALL_TIMEOUT;
-use super::members::{Member, best, role_name};
+use super::members::{CALL_TIMEOUT, Member, best};
 use super::model::{AuthFacts, Report};
-use crate::diagnosis::format::bytes;
+use crate::diagnosis::format::{self, bytes};
 use crate::diagnosis::{self, Finding, FindingId, Severity, different_clusters};
 use etcd_wire::etcdserverpb::{Member as Known, StatusResponse};
 use rangecache_config::Config;
@@ -17,7 +16,11 @@ use rangecache_upstream::{ClusterOfEndpoint, OldEtcd, RangeStream, Role, Version
 /// Adds findings on the endpoints, the members that are not endpoints, and the version gates.
 pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFacts, report: &mut Report) {
     for member in members {
-        endpoint(member, members, auth, report);
+        let find = |id, text: String| Finding::new(id, format!("{}: {text}", member.url)).about(&member.url);
+        report.add(endpoint(member, members, auth, find));
+        if let Ok(status) = &member.status {
+            errors(status, |id, text| report.add(find(id, text)));
+        }
     }
     one_cluster(members, report);
     if let Some(member) = best(members) {
@@ -26,61 +29,56 @@ pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFact
     gates(config, members, report);
 }
 
-fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut Report) {
-    let url = &member.url;
-    let mut find = |id, text: String| report.add(Finding::new(id, text).about(url));
+/// The finding on an endpoint; `find` makes those about it.
+fn endpoint(
+    member: &Member,
+    members: &[Member],
+    auth: &AuthFacts,
+    find: impl Fn(FindingId, String) -> Finding,
+) -> Finding {
     if let Err(error) = &member.link {
-        let text = format!("{url}: {error}");
         let others = members.iter().any(|other| other.connection().is_some());
-        let finding = if others {
-            Finding::new(FindingId::MemberNotConnected, text).with_remedy(
-                "start it, or remove it from --endpoints; rangecache uses the others and keeps retrying",
-            )
+        let (id, remedy) = if others {
+            let remedy =
+                "start it, or remove it from --endpoints; rangecache uses the others and keeps retrying";
+            (FindingId::MemberNotConnected, remedy)
         } else {
-            Finding::new(FindingId::EtcdUnreachable, text).with_remedy(
-                "rangecache could not answer any call: check the address, etcd, the network and TLS",
-            )
+            let remedy = "rangecache could not answer any call: check the address, etcd, the network and TLS";
+            (FindingId::EtcdUnreachable, remedy)
         };
-        report.add(finding.about(url));
-        return;
+        return find(id, error.clone()).with_remedy(remedy);
     }
     let status = match &member.status {
         Ok(status) => status,
         // Reported once, under auth.
-        Err(_) if !auth.may_read_status() => {
-            let text = format!("{url}: connected; etcd reports its status to users only");
-            return find(FindingId::StatusForUsersOnly, text);
+        Err(_) if !auth.is_accepted => {
+            let text = "connected; etcd reports its status to users only";
+            return find(FindingId::StatusForUsersOnly, text.to_owned());
         }
         Err(error) => {
-            let text = format!("{url}: the status call failed: {error}");
-            return find(FindingId::StatusCallFailed, text);
+            return find(
+                FindingId::StatusCallFailed,
+                format!("the status call failed: {error}"),
+            );
         }
     };
     let role = member.role().unwrap_or(Role::Unknown);
-    let text = format!(
-        "{url}: etcd {}, {}, database {} ({} in use)",
-        status.version,
-        role_name(role),
-        db_bytes(status.db_size),
-        db_bytes(status.db_size_in_use),
-    );
+    let [size, in_use] = [status.db_size, status.db_size_in_use].map(db_bytes);
+    let (version, name) = (&status.version, format::role(role).replace('_', " "));
+    let text = format!("etcd {version}, {name}, database {size} ({in_use} in use)");
     match role {
         Role::Learner => find(FindingId::MemberIsLearner, text),
         Role::Leaderless => find(FindingId::MemberWithoutLeader, text),
         _ if member.serves != Some(true) => {
             let text = format!("{text}; its health service reports that it does not serve");
-            let finding = Finding::new(FindingId::MemberUnhealthy, text).about(url);
             let remedy = "check that member; other endpoints are preferred";
-            report.add(finding.with_remedy(remedy));
+            find(FindingId::MemberUnhealthy, text).with_remedy(remedy)
         }
         _ => find(FindingId::MemberHealthy, text),
     }
-    errors(member, status, report);
 }
 
-fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
-    let url = &member.url;
-    let mut find = |id, text: String| report.add(Finding::new(id, text).about(url));
+fn errors(status: &StatusResponse, mut find: impl FnMut(FindingId, String)) {
     for error in &status.errors {
         let id = if error.contains("NOSPACE") {
             FindingId::AlarmNoSpace
@@ -89,15 +87,12 @@ fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
         } else {
             FindingId::MemberReportsError
         };
-        find(id, format!("{url}: etcd reports: {error}"));
+        find(id, format!("etcd reports: {error}"));
     }
     let quota = status.db_size_quota;
     if quota > 0 && status.db_size > quota / 10 * 8 {
-        let text = format!(
-            "{url}: the database uses {} of its quota of {}",
-            db_bytes(status.db_size),
-            db_bytes(quota)
-        );
+        let [size, quota] = [status.db_size, quota].map(db_bytes);
+        let text = format!("the database uses {size} of its quota of {quota}");
         find(FindingId::DatabaseNearQuota, text);
     }
 }
@@ -155,28 +150,19 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
     };
     let missing: Vec<_> = known.iter().filter(|known| !is_named(known)).collect();
     if missing.is_empty() {
-        report.find(
-            FindingId::MembersNamed,
-            match known.len() {
-                1 => "the cluster has one member".to_owned(),
-                n => format!("all {n} members of the cluster are named"),
-            },
-        );
-        return;
+        let text = match known.len() {
+            1 => "the cluster has one member".to_owned(),
+            n => format!("all {n} members of the cluster are named"),
+        };
+        return report.find(FindingId::MembersNamed, text);
     }
     let names: Vec<_> = missing
         .iter()
         .map(|member| format!("{} ({})", member.name, member.client_urls.join(" ")))
         .collect();
-    report.find(
-        FindingId::MembersNotNamed,
-        format!(
-            "{} of the cluster's {} members are not in --endpoints: {}",
-            missing.len(),
-            known.len(),
-            names.join(", ")
-        ),
-    );
+    let (n, all, names) = (missing.len(), known.len(), names.join(", "));
+    let text = format!("{n} of the cluster's {all} members are not in --endpoints: {names}");
+    report.find(FindingId::MembersNotNamed, text);
 }
 
 fn gates(config: &Config, members: &[Member], report: &mut Report) {
@@ -186,10 +172,8 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
     }
     if versions.len() > 1 {
         let list: Vec<_> = versions.iter().map(ToString::to_string).collect();
-        report.find(
-            FindingId::VersionsDiffer,
-            format!("the members have different versions: {}", list.join(", ")),
-        );
+        let text = format!("the members have different versions: {}", list.join(", "));
+        report.find(FindingId::VersionsDiffer, text);
     }
     let endpoints: Vec<_> = members
         .iter()
@@ -200,7 +184,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         .collect();
     for gate in gates::ALL {
         let is_off = **gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
-        let (_, mut finding) = diagnosis::gates::judge(gate, gate.assess(is_off, &endpoints));
+        let (_, mut finding) = diagnosis::judge_gate(gate, gate.assess(is_off, &endpoints));
         // The title says what is done without the capability.
         finding.meaning.clear();
         if finding.severity == Severity::Warning {
@@ -220,6 +204,7 @@ mod tests {
 
     const MAY_READ: AuthFacts = AuthFacts {
         is_accepted: true,
+        scopes: Vec::new(),
         readable: Vec::new(),
     };
 
@@ -337,6 +322,6 @@ mod tests {
         let foreign = etcd(foreign, &all).await;
         let report = examined(&[first, foreign.url.to_string()], &[], &MAY_READ).await;
         assert_ne!(severity(&report, &foreign.url.to_string()), Severity::Bad);
-        assert!(report.severity() >= Severity::Warning, "{report:?}");
+        assert!(report.result >= Severity::Warning, "{report:?}");
     }
 }

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
+use tonic::Code;
 
-use super::client::{CALL_TIMEOUT, timed_out};
-use super::members::Member;
+use super::members::{Member, in_time};
 use super::model::{AuthFacts, QuorumFacts, Report};
 use crate::diagnosis::{FindingId, Severity, no_own_user, user_problem};
 use etcd_store::keyspace::scope::{Scope, scopes};
@@ -30,6 +29,7 @@ pub(super) async fn examine(
     let mut auth = AuthFacts {
         is_accepted: is_off,
         readable: vec![is_off; scopes.len()],
+        scopes,
     };
     let connection = members.iter().find_map(Member::connection);
     let (Some(is_on), Some(connection)) = (quorum.auth_is_on, connection) else {
@@ -38,10 +38,8 @@ pub(super) async fn examine(
     if credentials.common_name().is_none()
         && let Some(name) = connector.common_name()
     {
-        report.find(
-            FindingId::CertificateHasCommonName,
-            format!("the certificate in --cert has the common name {name:?}"),
-        );
+        let text = format!("the certificate in --cert has the common name {name:?}");
+        report.find(FindingId::CertificateHasCommonName, text);
     }
     if !is_on {
         let user = if credentials.is_configured() {
@@ -54,18 +52,16 @@ pub(super) async fn examine(
         report.add(no_own_user().with_severity(Severity::Bad));
     } else if authenticate(credentials, connection, report).await {
         auth.is_accepted = true;
-        for (scope, readable) in scopes.iter().zip(&mut auth.readable) {
+        for (scope, readable) in auth.scopes.iter().zip(&mut auth.readable) {
             *readable = may_read(credentials, connection, scope, report).await;
         }
         if auth.readable.iter().all(|readable| *readable) {
-            let user = credentials.name();
-            report.find(
-                FindingId::UserAccepted,
-                format!(
-                    "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised \
-                     by etcd, with its client's credentials"
-                ),
+            let text = format!(
+                "etcd's auth is on, and the user {:?} may read all that is to be mirrored; each read is authorised by etcd, with \
+                 its client's credentials",
+                credentials.name()
             );
+            report.find(FindingId::UserAccepted, text);
         }
     }
     auth
@@ -77,24 +73,20 @@ async fn authenticate(
     connection: &Arc<Connection>,
     report: &mut Report,
 ) -> bool {
-    match timeout(CALL_TIMEOUT, authenticate_once(credentials, connection)).await {
-        Ok(Ok(())) => true,
-        Ok(Err(status)) => {
-            let problem = UserProblem::Rejected {
-                user: credentials.name().to_owned(),
-                message: status.message().to_owned(),
-            };
-            report.add(user_problem(&problem).with_severity(Severity::Bad));
-            false
-        }
-        Err(_) => {
-            report.find(
-                FindingId::UserNotChecked,
-                format!("etcd issued no token: {}", timed_out()),
-            );
-            false
-        }
+    let Err(status) = in_time(authenticate_once(credentials, connection)).await else {
+        return true;
+    };
+    let (user, message) = (credentials.name().to_owned(), status.message().to_owned());
+    if status.code() == Code::DeadlineExceeded {
+        report.find(
+            FindingId::UserNotChecked,
+            format!("etcd issued no token: {message}"),
+        );
+    } else {
+        let problem = UserProblem::Rejected { user, message };
+        report.add(user_problem(&problem).with_severity(Severity::Bad));
     }
+    false
 }
 
 /// Whether rangecache's own user may read all of `scope`.
@@ -109,22 +101,16 @@ async fn may_read(
         range_end: scope.range_end(),
         ..RangeRequest::default()
     };
-    let error = match timeout(CALL_TIMEOUT, check_read_permission(connection, range, 0, None)).await {
-        Ok(Ok(_)) => return true,
-        Ok(Err(status)) if is_refusal(&status) => {
-            let problem = credentials.no_permission(scope.name());
-            report.add(user_problem(&problem).with_severity(Severity::Bad));
-            return false;
-        }
-        Ok(Err(status)) => status.message().to_owned(),
-        Err(_) => timed_out(),
+    let Err(status) = in_time(check_read_permission(connection, range, 0, None)).await else {
+        return true;
     };
-    report.find(
-        FindingId::UserNotChecked,
-        format!(
-            "the permission to read {} could not be checked: {error}",
-            scope.name()
-        ),
-    );
+    if is_refusal(&status) {
+        let problem = credentials.no_permission(scope.name());
+        report.add(user_problem(&problem).with_severity(Severity::Bad));
+    } else {
+        let (name, error) = (scope.name(), status.message());
+        let text = format!("the permission to read {name} could not be checked: {error}");
+        report.find(FindingId::UserNotChecked, text);
+    }
     false
 }

@@ -12,14 +12,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::client::PacedClient;
-use super::members::Member;
-use super::model::{KeyGroup, Keyspace, Report, SizeSample};
-use super::resources::{is_group, resource_in};
+use super::members::{Member, PacedClient};
+use super::model::{AuthFacts, KeyGroup, Keyspace, PrefixFacts, Report, SizeSample, is_group};
 use super::size_estimate;
 use crate::diagnosis::FindingId;
 use etcd_store::cache::Entry;
-use etcd_store::keyspace::scope::{self, Scope, scopes};
+use etcd_store::keyspace::scope;
 use etcd_store::keyspace::{PrefixGroup, PrefixGrouper, common_prefix};
 use etcd_wire::etcdserverpb::RangeRequest;
 use rangecache_config::Config;
@@ -38,26 +36,24 @@ const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Number of revisions from which on a store should have been compacted.
 const LONG_HISTORY: i64 = 100_000;
 
-/// Examines the scopes that may be read through `member`; adds a finding and returns `None` if `member` does not
-/// respond.
+/// Examines the scopes that may be read through `member`. `None` if there is none, or, with a finding, if `member` does not respond.
 pub(super) async fn examine(
     config: &Config,
     deep: bool,
     member: &Member,
-    readable: &[bool],
+    auth: &AuthFacts,
     report: &mut Report,
 ) -> Option<Keyspace> {
     let connection = member.connection()?;
-    match read_keyspace(&mut PacedClient::new(connection), config, deep, readable).await {
+    let key = auth.readable_scopes().next()?.1.key();
+    match read_keyspace(&mut PacedClient::new(connection), config, deep, auth, &key).await {
         Ok(keyspace) => {
-            examine_compaction(connection, config, readable, keyspace.revision, report).await;
+            examine_compaction(connection, &key, keyspace.revision, report).await;
             Some(keyspace)
         }
         Err(error) => {
-            report.find(
-                FindingId::KeysNotCounted,
-                format!("{}: the keys cannot be counted: {error}", member.url),
-            );
+            let text = format!("{}: the keys cannot be counted: {error}", member.url);
+            report.find(FindingId::KeysNotCounted, text);
             None
         }
     }
@@ -67,32 +63,30 @@ async fn read_keyspace(
     client: &mut PacedClient<'_>,
     config: &Config,
     deep: bool,
-    readable: &[bool],
+    auth: &AuthFacts,
+    key: &Bytes,
 ) -> Result<Keyspace, String> {
-    let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
-    let first_key = first_readable(&mirrors, readable).key();
-    let (began, revision) = (Instant::now(), current_revision(client, &first_key).await?);
+    let (began, revision) = (Instant::now(), current_revision(client, key).await?);
     let mut groups = Vec::new();
     let mut count_took = Duration::ZERO;
+    let mut useless_exclusions = Vec::new();
     // With permissions for some scopes only, keys that are not mirrored may not be readable.
-    let others = if readable.iter().all(|readable| *readable) {
-        scope::gaps(&mirrors)
-    } else {
+    let others = if auth.readable.contains(&false) {
         Vec::new()
+    } else {
+        scope::gaps(&auth.scopes)
     };
-    let mirrored = mirrors
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| readable[*index])
-        .map(|(index, scope)| (scope, Some(index)));
+    let mirrored = auth.readable_scopes().map(|(index, scope)| (scope, Some(index)));
     for (scope, mirror) in mirrored.chain(others.iter().map(|scope| (scope, None))) {
         let (start, end) = (scope.key(), scope.range_end());
         // A scope below the first part is no part of a group that begins above it.
         let common = common_prefix(&start, &end, MAX_DEPTH);
         let depth = common.iter().skip(1).filter(|byte| **byte == b'/').count().max(1);
-        match divide(client, start, end, depth, revision).await {
+        match divide(client, start.clone(), end, depth, revision).await {
             Ok(divided) => {
                 count_took = count_took.max(divided.count_took);
+                let is_useless = |out: &&String| divided.groups.is_empty() && start == out.as_bytes();
+                useless_exclusions.extend(config.mirror.no_cache_prefix.iter().filter(is_useless).cloned());
                 groups.extend(divided.with_mirror(mirror, &Bytes::new()));
             }
             // Not mirrored, and possibly not readable for this user.
@@ -108,23 +102,23 @@ async fn read_keyspace(
         size_estimate::read_samples(client, &mut groups, revision).await;
     }
     tokio::time::sleep_until(began + RATE_WINDOW).await;
-    let later = current_revision(client, &first_key).await?;
+    let later = current_revision(client, key).await?;
     #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
     let revisions_per_second = (later - revision) as f64 / began.elapsed().as_secs_f64();
+    let prefixes: Vec<_> = groups.into_iter().map(KeyGroup::facts).collect();
+    let sum = |of: fn(&SizeSample) -> u64| prefixes.iter().map(|prefix| of(&prefix.sizes)).sum();
     Ok(Keyspace {
         revision: later,
-        keys: groups.iter().map(|group| group.range.keys).sum(),
-        groups,
+        keys: sum(|sizes| sizes.keys),
+        bytes: sum(|sizes| sizes.encoded_bytes),
+        is_exact: deep,
         revisions_per_second,
         count_took,
-        is_exact: deep,
+        useless_exclusions,
+        resources: PrefixFacts::totals(&prefixes),
+        prefixes,
         cost: client.cost,
     })
-}
-
-fn first_readable<'a>(mirrors: &'a [Scope], readable: &[bool]) -> &'a Scope {
-    let index = readable.iter().position(|readable| *readable).unwrap_or(0);
-    &mirrors[index]
 }
 
 /// etcd's current revision, by a linearizable read of one key.
@@ -145,12 +139,8 @@ struct Divided {
 impl Divided {
     /// The groups as parts of the resource `parent`.
     fn with_mirror(self, mirror: Option<usize>, parent: &Bytes) -> impl Iterator<Item = KeyGroup> {
-        self.groups.into_iter().map(move |range| KeyGroup {
-            resource: resource_in(&range.prefix, parent),
-            range,
-            mirror,
-            sample: SizeSample::default(),
-        })
+        let groups = self.groups.into_iter();
+        groups.map(move |range| KeyGroup::new(range, mirror, parent))
     }
 }
 
@@ -231,29 +221,15 @@ async fn parts(client: &mut PacedClient<'_>, group: KeyGroup, depth: usize, revi
 }
 
 /// Adds a finding about the revisions that etcd keeps.
-async fn examine_compaction(
-    connection: &Arc<Connection>,
-    config: &Config,
-    readable: &[bool],
-    revision: i64,
-    report: &mut Report,
-) {
-    let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
-    let key = first_readable(&mirrors, readable).key();
-    if !is_compacted(connection, &key, 1).await {
+async fn examine_compaction(connection: &Arc<Connection>, key: &Bytes, revision: i64, report: &mut Report) {
+    if !is_compacted(connection, key, 1).await {
         if revision > LONG_HISTORY {
-            report.find(
-                FindingId::NeverCompacted,
-                format!("etcd was never compacted: it keeps all {revision} revisions"),
-            );
+            let text = format!("etcd was never compacted: it keeps all {revision} revisions");
+            report.find(FindingId::NeverCompacted, text);
         }
-        return;
-    }
-    if let Some(compacted) = compact_revision(connection, &key, 1).await {
-        let text = format!(
-            "etcd is compacted up to revision {compacted}, {} ago",
-            revision - compacted
-        );
+    } else if let Some(compacted) = compact_revision(connection, key, 1).await {
+        let ago = revision - compacted;
+        let text = format!("etcd is compacted up to revision {compacted}, {ago} ago");
         report.find(FindingId::Compacted, text);
     }
 }

@@ -1,4 +1,4 @@
-//! Endpoints: connections, health, status, quorum.
+//! Endpoints: connections, health, status, quorum; paced calls, with their cost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,18 +7,27 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
+use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-use super::client::{CALL_TIMEOUT, describe_status, timed_out};
-use super::model::{EndpointFacts, QuorumFacts, Report};
+use super::model::{Cost, EndpointFacts, QuorumFacts, Report};
 use crate::diagnosis::FindingId;
-use crate::diagnosis::format::duration;
-use etcd_wire::etcdserverpb::StatusResponse;
+use crate::diagnosis::format::{self, duration};
+use etcd_wire::etcdserverpb::kv_client::KvClient;
+use etcd_wire::etcdserverpb::{RangeRequest, RangeResponse, StatusResponse};
 use rangecache_base::net::Url;
 use rangecache_config::Config;
 use rangecache_edge::tls::Connector;
 use rangecache_upstream::{Connection, Credentials, Role, Version, anonymous_check, is_refusal};
 
+/// Timeout of each call, and of each attempt to connect.
+pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time after which no more ranges are divided or sampled.
+const TIME_BUDGET: Duration = Duration::from_secs(20);
+/// Pause after a call, as a multiple of the call's duration.
+const PAUSE_FACTOR: u32 = 4;
+/// Longest pause after a call.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// Number of quorum checks, of which the median is reported.
 const QUORUM_READS: usize = 5;
 /// Round trip above which reads from memory wait long for their proof.
@@ -53,17 +62,6 @@ impl Member {
     /// Role in the cluster, once the status is known.
     pub(super) fn role(&self) -> Option<Role> {
         self.status.as_ref().ok().map(Role::from_status)
-    }
-}
-
-/// Name of a role in the report.
-pub(super) fn role_name(role: Role) -> &'static str {
-    match role {
-        Role::Unknown => "",
-        Role::Leader => "leader",
-        Role::Follower => "follower",
-        Role::Learner => "learner",
-        Role::Leaderless => "without a leader",
     }
 }
 
@@ -116,31 +114,21 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
             continue;
         };
         let mut took = Vec::new();
-        for _ in 0..QUORUM_READS {
+        while took.len() < QUORUM_READS {
             let began = Instant::now();
-            match timeout(
-                CALL_TIMEOUT,
-                anonymous_check(connection, 0, false, MetadataMap::new()),
-            )
-            .await
-            {
-                Ok(Ok(_)) => quorum.auth_is_on = Some(false),
-                Ok(Err(status)) if is_refusal(&status) => {
-                    quorum.auth_is_on = Some(true);
-                    took.push(began.elapsed());
-                    // One is enough: etcd logs each such attempt.
-                    break;
-                }
-                Ok(Err(status)) => {
+            match in_time(anonymous_check(connection, 0, false, MetadataMap::new())).await {
+                Ok(_) => quorum.auth_is_on = Some(false),
+                Err(status) if is_refusal(&status) => quorum.auth_is_on = Some(true),
+                Err(status) => {
                     reason = Some(format!("{}: {}", member.url, describe_status(&status)));
-                    break;
-                }
-                Err(_) => {
-                    reason = Some(format!("{}: {}", member.url, timed_out()));
                     break;
                 }
             }
             took.push(began.elapsed());
+            // One is enough: etcd logs each refused attempt.
+            if quorum.auth_is_on == Some(true) {
+                break;
+            }
         }
         if quorum.auth_is_on.is_some() {
             took.sort_unstable();
@@ -148,20 +136,17 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
             break;
         }
     }
-    match (&quorum.round_trip, reason) {
-        (Some(took), _) => report.find(
-            if *took > SLOW_QUORUM {
-                FindingId::QuorumSlow
-            } else {
-                FindingId::QuorumAnswers
-            },
-            format!("the quorum answers a linearizable read in {}", duration(*took)),
-        ),
-        (None, Some(reason)) => report.find(
-            FindingId::NoQuorum,
-            format!("no member answers a linearizable read: {reason}"),
-        ),
-        (None, None) => {}
+    if let Some(took) = quorum.round_trip {
+        let id = if took > SLOW_QUORUM {
+            FindingId::QuorumSlow
+        } else {
+            FindingId::QuorumAnswers
+        };
+        let took = duration(took);
+        report.find(id, format!("the quorum answers a linearizable read in {took}"));
+    } else if let Some(reason) = reason {
+        let text = format!("no member answers a linearizable read: {reason}");
+        report.find(FindingId::NoQuorum, text);
     }
     quorum
 }
@@ -172,11 +157,8 @@ pub(super) async fn read_status(members: &mut [Member]) {
         let Ok(link) = &member.link else {
             return;
         };
-        member.status = match timeout(CALL_TIMEOUT, link.connection.member_status()).await {
-            Ok(Ok(status)) => Ok(status),
-            Ok(Err(status)) => Err(describe_status(&status)),
-            Err(_) => Err(timed_out()),
-        };
+        let status = in_time(link.connection.member_status()).await;
+        member.status = status.map_err(|status| describe_status(&status));
     });
     join_all(each).await;
 }
@@ -197,17 +179,75 @@ pub(super) fn facts(members: &[Member]) -> Vec<EndpointFacts> {
         let status = member.status.as_ref().ok();
         EndpointFacts {
             url: member.url.to_string(),
-            error: match (&member.link, &member.status) {
-                (Err(error), _) | (Ok(_), Err(error)) => Some(error.clone()),
-                _ => None,
-            },
+            error: member
+                .link
+                .as_ref()
+                .err()
+                .or(member.status.as_ref().err())
+                .cloned(),
             version: status.map(|status| status.version.clone()),
-            role: member.role().map(role_name),
+            role: member.role().map(format::role),
             db_bytes: status.map_or(0, |status| status.db_size),
             db_in_use_bytes: status.map_or(0, |status| status.db_size_in_use),
         }
     };
     members.iter().map(describe).collect()
+}
+
+/// Client that reads as rangecache's own user, pauses after each call, and counts what the calls cost etcd.
+pub(super) struct PacedClient<'a> {
+    connection: &'a Arc<Connection>,
+    started: Instant,
+    pub(super) cost: Cost,
+}
+
+impl PacedClient<'_> {
+    /// Starts the time budget of 20 s.
+    pub(super) fn new(connection: &Arc<Connection>) -> PacedClient<'_> {
+        PacedClient {
+            connection,
+            started: Instant::now(),
+            cost: Cost::default(),
+        }
+    }
+
+    /// Reads one Range, then pauses.
+    ///
+    /// # Errors
+    /// etcd's status or a timeout, in words.
+    pub(super) async fn range(&mut self, request: RangeRequest) -> Result<RangeResponse, String> {
+        let (channel, origin) = self.connection.own_channel();
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let began = Instant::now();
+        let response = in_time(client.range(request)).await;
+        let took = began.elapsed();
+        self.cost.calls += 1;
+        self.cost.took += took;
+        let response = response.map_err(|status| describe_status(&status))?.into_inner();
+        self.cost.read_bytes += response.kvs.iter().map(|kv| kv.len() as u64).sum::<u64>();
+        tokio::time::sleep((took * PAUSE_FACTOR).min(MAX_PAUSE)).await;
+        Ok(response)
+    }
+
+    /// Whether the time budget is not used up.
+    pub(super) fn has_time(&self) -> bool {
+        self.started.elapsed() < TIME_BUDGET
+    }
+}
+
+/// etcd's message with the code of a status.
+fn describe_status(status: &Status) -> String {
+    format!("{} ({:?})", status.message(), status.code())
+}
+
+/// Result of a call to etcd, which has [`CALL_TIMEOUT`].
+pub(super) async fn in_time<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = |_| {
+        Err(Status::deadline_exceeded(format!(
+            "no response within {CALL_TIMEOUT:?}"
+        )))
+    };
+    timeout(CALL_TIMEOUT, call).await.unwrap_or_else(late)
 }
 
 #[cfg(test)]
@@ -260,7 +300,7 @@ mod tests {
             let (_, members) = connected(urls, &[]).await;
             let mut report = Report::default();
             let quorum = check_quorum(&members, &mut report).await;
-            (quorum.auth_is_on, quorum.round_trip.is_some(), report.severity())
+            (quorum.auth_is_on, quorum.round_trip.is_some(), report.result)
         };
         let (auth, is_measured, severity) = check(&[nothing(), etcd.url.to_string()]).await;
         assert_eq!((auth, is_measured), (Some(false), true));

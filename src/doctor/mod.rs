@@ -2,15 +2,13 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `model` | results: findings, figures, the exit code |
-//! | `render` | the report for people and for scripts |
-//! | `client` | paced calls, with their cost |
-//! | `members` | endpoints: connections, health, status, quorum |
+//! | `model` | results: findings, figures by prefix and by resource, the exit code; the report for scripts |
+//! | `render` | the report for people |
+//! | `members` | endpoints: connections, health, status, quorum; paced calls |
 //! | `cluster` | gates, members that are not named, alarms |
 //! | `identity` | auth, and the permissions of rangecache's own user |
 //! | `certificates` | certificates of both sides and their validity |
 //! | `keyspace` | number of keys under each prefix, found with few and cheap calls |
-//! | `resources` | totals per resource, over the groups into which it was divided |
 //! | `size_estimate` | sizes of keys, from samples or from all of them |
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
@@ -19,21 +17,18 @@
 //! `telemetry`; only `main` and `static_pod` import it.
 
 mod certificates;
-mod client;
 mod cluster;
 mod identity;
 mod keyspace;
 mod members;
 mod model;
 mod render;
-mod resources;
 mod size_estimate;
 #[cfg(test)]
 mod testing;
 mod verdict;
 mod watches;
 
-use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -46,7 +41,6 @@ use model::Report;
 use rangecache_base::telemetry::Metrics;
 use rangecache_config::Config;
 use rangecache_upstream::Credentials;
-pub(crate) use render::Style;
 
 /// Flags of `rangecache doctor`.
 #[derive(Args, Debug, Clone)]
@@ -81,60 +75,57 @@ pub fn run(options: &DoctorConfig) -> ExitCode {
         return ExitCode::FAILURE;
     };
     let report = runtime.block_on(examine(options));
-    let style = Style::detect(io::stdout().is_terminal());
-    let printed = options.output.print(&report.to_text(style), &report.to_json());
-    if printed == ExitCode::SUCCESS {
-        ExitCode::from(report.exit_code())
-    } else {
-        printed
-    }
+    let text = |style| report.to_text(style);
+    options.output.print(report.exit_code(), text, &report)
 }
 
 /// Examines everything. A step whose prerequisites are missing is skipped.
 pub(crate) async fn examine(options: &DoctorConfig) -> Report {
-    let mut config = options.config.clone();
-    let mut report = Report::default();
-    if let Err(error) = config.etcd.discover().await {
-        report.find(FindingId::EtcdUnreachable, error.to_string());
-        return report;
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        ..Report::default()
+    };
+    if let Err((id, error)) = examine_into(&mut report, options).await {
+        report.find(id, error);
     }
+    report
+}
+
+/// Adds everything to the report.
+///
+/// # Errors
+/// What rangecache would not start with, or the first step cannot do without.
+async fn examine_into(report: &mut Report, options: &DoctorConfig) -> Result<(), (FindingId, String)> {
+    let mut config = options.config.clone();
+    let discovered = config.etcd.discover().await;
+    discovered.map_err(|error| (FindingId::EtcdUnreachable, error.to_string()))?;
     let config = &config;
-    certificates::examine_files(config, &mut report);
+    certificates::examine_files(config, report);
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = config.acceptor(&metrics) {
         report.find(FindingId::CertificateUnusable, error.to_string());
     }
-    let connector = match config.connector(&metrics) {
-        Ok(connector) => connector,
-        Err(error) => {
-            report.find(FindingId::CertificateUnusable, error.to_string());
-            return report;
-        }
-    };
-    let credentials = match Credentials::open(&config.etcd, &connector) {
-        Ok(credentials) => credentials,
-        Err(error) => {
-            report.find(FindingId::UserUnusable, error.to_string());
-            return report;
-        }
-    };
+    let connector = config.connector(&metrics);
+    let connector = connector.map_err(|error| (FindingId::CertificateUnusable, error.to_string()))?;
+    let credentials = Credentials::open(&config.etcd, &connector);
+    let credentials = credentials.map_err(|error| (FindingId::UserUnusable, error.to_string()))?;
     let tasks = TaskTracker::new();
     let mut members = members::connect(config, &connector, &credentials, &tasks).await;
-    certificates::examine_members(&members, &connector, &mut report).await;
-    let quorum = members::check_quorum(&members, &mut report).await;
-    let auth = identity::examine(config, &connector, &credentials, &members, &quorum, &mut report).await;
+    certificates::examine_members(&members, &connector, report).await;
+    let quorum = members::check_quorum(&members, report).await;
+    let auth = identity::examine(config, &connector, &credentials, &members, &quorum, report).await;
     members::read_status(&mut members).await;
-    cluster::examine(config, &members, &auth, &mut report).await;
+    cluster::examine(config, &members, &auth, report).await;
     let keyspace = match (auth.may_read_keys(), members::best(&members)) {
         (true, Some(member)) if quorum.auth_is_on.is_some() => {
-            keyspace::examine(config, options.deep, member, &auth.readable, &mut report).await
+            keyspace::examine(config, options.deep, member, &auth, report).await
         }
         _ => None,
     };
-    watches::examine(config, &connector, &members, &mut report).await;
-    verdict::conclude(config, &quorum, keyspace.as_ref(), &mut report);
+    watches::examine(config, &connector, &members, report).await;
+    verdict::conclude(config, &quorum, keyspace.as_ref(), report);
     report.keyspace = keyspace;
     report.endpoints = members::facts(&members);
-    report
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::client::PacedClient;
+use super::members::PacedClient;
 use super::model::{KeyGroup, SizeSample};
 use etcd_store::cache::{Entry, Packing, Tree};
 use etcd_store::keyspace::successor;

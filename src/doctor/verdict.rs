@@ -1,6 +1,6 @@
 //! Verdict: what would be mirrored, in how much memory, and whether clients would benefit.
 
-use super::model::{KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report, SizeSample};
+use super::model::{Keyspace, MirrorEstimate, PrefixFacts, QuorumFacts, Report, SizeSample};
 use crate::diagnosis::format::{bytes, counted, duration};
 use crate::diagnosis::{self, Finding, FindingId, Severity};
 use etcd_store::keyspace::scope::{Scope, scopes};
@@ -28,32 +28,29 @@ pub(super) fn conclude(
     keyspace: Option<&Keyspace>,
     report: &mut Report,
 ) {
-    if let Some(keyspace) = keyspace {
-        summary(keyspace, report);
-        report.mirrors = estimates(config, keyspace);
-        conclude_memory(config, keyspace, report);
-    }
     let Some(keyspace) = keyspace else {
-        report.find(
-            FindingId::NothingFromMemory,
-            "nothing would be answered from memory",
-        );
-        return;
+        let text = "nothing would be answered from memory";
+        return report.find(FindingId::NothingFromMemory, text);
     };
+    summary(keyspace, report);
+    report.mirrors = estimates(config, keyspace);
+    if let Some(finding) = diagnosis::budget_above_memory(config.mirror.max_bytes(), memory::limit_bytes()) {
+        report.add(finding);
+    }
+    report.add(memory_finding(config, keyspace, &report.mirrors));
     coverage(keyspace, report);
     benefit(quorum, keyspace, report);
-    if report.severity() == Severity::Bad {
-        report.find(
-            FindingId::NotReady,
-            "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no \
-             faster than etcd)",
-        );
+    let (id, text) = if report.result == Severity::Bad {
+        let text = "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no faster \
+                    than etcd)";
+        (FindingId::NotReady, text)
     } else {
-        report.find(
+        (
             FindingId::Ready,
             "rangecache would serve this etcd with these flags",
-        );
-    }
+        )
+    };
+    report.find(id, text);
 }
 
 fn summary(keyspace: &Keyspace, report: &mut Report) {
@@ -62,34 +59,26 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
     } else {
         ("about ", "estimated from samples; --deep reads every key")
     };
-    report.find(
-        FindingId::KeyspaceMeasured,
-        format!(
-            "{} in {about}{} ({how}), {:.1} revisions/s",
-            counted(keyspace.keys, "key"),
-            bytes(keyspace.encoded_bytes()),
-            keyspace.revisions_per_second,
-        ),
-    );
+    let (keys, size) = (counted(keyspace.keys, "key"), bytes(keyspace.bytes));
+    let rate = keyspace.revisions_per_second;
+    let text = format!("{keys} in {about}{size} ({how}), {rate:.1} revisions/s");
+    report.find(FindingId::KeyspaceMeasured, text);
     let cost = keyspace.cost;
-    report.find(
-        FindingId::ExaminationCost,
-        format!(
-            "this examination made {} to one member, {} in all, and read {} of values",
-            counted(cost.calls, "call"),
-            duration(cost.took),
-            bytes(cost.read_bytes)
-        ),
+    let text = format!(
+        "this examination made {} to one member, {} in all, and read {} of values",
+        counted(cost.calls, "call"),
+        duration(cost.took),
+        bytes(cost.read_bytes)
     );
+    report.find(FindingId::ExaminationCost, text);
 }
 
 fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
     let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let all: u64 = keyspace.keys.max(1);
     let estimate = |(index, scope): (usize, &Scope)| {
-        let groups = keyspace.groups.iter().filter(|group| group.mirror == Some(index));
-        let sizes = groups.map(KeyGroup::estimate);
-        let sizes = sizes.fold(SizeSample::default(), SizeSample::join);
+        let prefixes = keyspace.prefixes.iter().filter(|of| of.mirror == Some(index));
+        let sizes = sum(prefixes);
         #[allow(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -103,26 +92,23 @@ fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
         let history = changes.saturating_mul(sizes.memory_bytes / sizes.keys.max(1) + CHANGE_BYTES);
         MirrorEstimate {
             name: scope.name(),
-            keys: sizes.keys,
-            encoded_bytes: sizes.encoded_bytes,
-            memory_bytes: sizes.memory_bytes,
-            packed_bytes: sizes.packed_bytes,
+            sizes,
             history_bytes: history.min(config.mirror.history_max_bytes),
         }
     };
     mirrors.iter().enumerate().map(estimate).collect()
 }
 
-fn conclude_memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
-    if let Some(finding) = diagnosis::budget_above_memory(config.mirror.max_bytes(), memory::limit_bytes()) {
-        report.add(finding);
-    }
-    let sum = |of: &dyn Fn(&MirrorEstimate) -> u64| report.mirrors.iter().map(of).sum::<u64>();
-    let (plain, packed) = (
-        sum(&|mirror| mirror.memory_bytes),
-        sum(&|mirror| mirror.packed_bytes).min(sum(&|mirror| mirror.memory_bytes)),
-    );
-    let history = sum(&|mirror| mirror.history_bytes);
+fn sum<'a>(of: impl Iterator<Item = &'a PrefixFacts>) -> SizeSample {
+    of.map(|of| of.sizes)
+        .fold(SizeSample::default(), SizeSample::join)
+}
+
+fn memory_finding(config: &Config, keyspace: &Keyspace, mirrors: &[MirrorEstimate]) -> Finding {
+    let sizes = mirrors.iter().map(|mirror| mirror.sizes);
+    let sizes = sizes.fold(SizeSample::default(), SizeSample::join);
+    let history: u64 = mirrors.iter().map(|mirror| mirror.history_bytes).sum();
+    let (plain, packed) = (sizes.memory_bytes, sizes.packed_bytes.min(sizes.memory_bytes));
     let max = config.mirror.max_bytes();
     let source = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
@@ -148,53 +134,47 @@ fn conclude_memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
         bytes(config.mirror.history_max_bytes),
         bytes(max),
     );
-    let raise = || {
-        format!(
-            "raise --cache-max-bytes to {} or more, or {}",
-            bytes(least + least / 4 + history),
-            what_to_leave_out(keyspace, least, max)
-        )
-    };
-    let keys: u64 = report.mirrors.iter().map(|mirror| mirror.keys).sum();
-    let keys_fit = keys.saturating_mul(KEY_BYTES) < max;
-    let finding = if least > max && keys_fit && config.mirror.cache_pack != CachePack::Never {
-        let text = format!(
-            "{text}: too little for all; values of the prefixes that cost most would only be in etcd, and reads of them \
-             forwarded"
-        );
-        Finding::new(FindingId::MemoryForKeysOnly, text).with_remedy(raise())
-    } else if least > max {
-        let mirrors = if report.mirrors.len() == 1 {
-            "the mirror is disabled (over budget)"
+    let (id, consequence) = if least > max {
+        if sizes.keys.saturating_mul(KEY_BYTES) < max && config.mirror.cache_pack != CachePack::Never {
+            let values = ": too little for all; values of the prefixes that cost most would only be in etcd, and reads of them forwarded";
+            (FindingId::MemoryForKeysOnly, values)
+        } else if mirrors.len() == 1 {
+            let mirror = ": too little; the mirror is disabled (over budget), and their reads are forwarded";
+            (FindingId::MemoryTooSmall, mirror)
         } else {
-            "mirrors that do not fit are disabled (over budget)"
-        };
-        let text = format!("{text}: too little; {mirrors}, and their reads are forwarded");
-        Finding::new(FindingId::MemoryTooSmall, text).with_remedy(raise())
+            let mirrors = ": too little; mirrors that do not fit are disabled (over budget), and their reads are forwarded";
+            (FindingId::MemoryTooSmall, mirrors)
+        }
     } else if least + history > max / 10 * 9 {
-        Finding::new(FindingId::MemoryTight, format!("{text}: little to spare"))
+        (FindingId::MemoryTight, ": little to spare")
     } else {
-        Finding::new(FindingId::MemorySuffices, text)
+        (FindingId::MemorySuffices, "")
     };
-    report.add(finding);
+    let finding = Finding::new(id, text + consequence);
+    if least > max {
+        let enough = bytes(least + least / 4 + history);
+        let others = what_to_leave_out(keyspace, least, max);
+        return finding.with_remedy(format!(
+            "raise --cache-max-bytes to {enough} or more, or {others}"
+        ));
+    }
+    finding
 }
 
 /// Suggests the fewest prefixes without which the rest would fit, of the bytes that are `needed` by all.
 fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
-    let resources = keyspace.resources();
-    let mut mirrored: Vec<&KeyGroup> = resources
-        .iter()
-        .map(|resource| &resource.total)
-        .filter(|group| group.mirror.is_some() && !group.range.prefix.is_empty())
+    let resources = keyspace.resources.iter();
+    let mut mirrored: Vec<_> = resources
+        .filter(|of| of.mirror.is_some() && !of.resource.is_empty())
         .collect();
-    mirrored.sort_by_key(|group| std::cmp::Reverse(group.estimate().memory_bytes));
-    let all: u64 = mirrored.iter().map(|group| group.estimate().memory_bytes).sum();
+    mirrored.sort_by_key(|of| std::cmp::Reverse(of.sizes.memory_bytes));
+    let all = sum(mirrored.iter().copied()).memory_bytes;
     let mut left = needed;
     let mut names = Vec::new();
-    for group in mirrored.iter().take(NAMED) {
-        names.push(group.name());
+    for of in mirrored.iter().take(NAMED) {
+        names.push(of.prefix.as_str());
         // What is packed has about the same shares.
-        let share = u128::from(group.estimate().memory_bytes) * u128::from(needed) / u128::from(all.max(1));
+        let share = u128::from(of.sizes.memory_bytes) * u128::from(needed) / u128::from(all.max(1));
         left = left.saturating_sub(u64::try_from(share).unwrap_or(u64::MAX));
         if left <= max / 10 * 9 {
             return format!("leave out large prefixes: --no-cache-prefix {}", names.join(","));
@@ -204,24 +184,17 @@ fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
 }
 
 fn coverage(keyspace: &Keyspace, report: &mut Report) {
-    let mirrored: u64 = keyspace
-        .groups
-        .iter()
-        .filter(|group| group.mirror.is_some())
-        .map(|group| group.range.keys)
-        .sum();
-    let resources = keyspace.resources();
-    let totals = resources.iter().map(|resource| &resource.total);
-    let others: Vec<_> = totals.filter(|group| group.mirror.is_none()).collect();
-    let left: u64 = others.iter().map(|group| group.range.keys).sum();
-    if left == 0 {
-        report.find(
-            FindingId::KeysMirrored,
-            format!("to be mirrored: all {}", counted(mirrored, "key")),
-        );
-        return;
+    for out in &keyspace.useless_exclusions {
+        let text = format!("--no-cache-prefix {out} leaves nothing out: there is no key under it");
+        report.add(Finding::new(FindingId::ExclusionUseless, text).about(out));
     }
-    let names: Vec<_> = others.iter().take(NAMED).map(|group| group.name()).collect();
+    let (mirrored, others): (Vec<_>, Vec<_>) = keyspace.resources.iter().partition(|of| of.mirror.is_some());
+    let mirrored = sum(mirrored.into_iter()).keys;
+    if sum(others.iter().copied()).keys == 0 {
+        let text = format!("to be mirrored: all {}", counted(mirrored, "key"));
+        return report.find(FindingId::KeysMirrored, text);
+    }
+    let names: Vec<_> = others.iter().take(NAMED).map(|of| of.prefix.as_str()).collect();
     let more = if others.len() > NAMED { ", …" } else { "" };
     let text = format!(
         "to be mirrored: {mirrored} of {}; not under --cache-prefix, or left out: {}{more}",
@@ -239,62 +212,43 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
 /// Adds findings on the requests that benefit.
 fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     // Clients list resources, in all namespaces: the parts of one are no lists of their own.
-    let resources = keyspace.resources();
-    let totals = resources.iter().map(|resource| &resource.total);
-    let mirrored = totals.filter(|group| group.mirror.is_some());
-    let Some(largest) = mirrored
-        .clone()
-        .max_by_key(|group| group.estimate().encoded_bytes)
-    else {
+    let mirrored = keyspace.resources.iter().filter(|of| of.mirror.is_some());
+    let Some(largest) = mirrored.clone().max_by_key(|of| of.sizes.encoded_bytes) else {
         return;
     };
     let check = quorum
         .round_trip
         .map_or_else(String::new, |took| format!(" of {}", duration(took)));
-    let keys: u64 = mirrored.clone().map(|group| group.range.keys).sum();
-    let total: u64 = mirrored.clone().map(|group| group.estimate().encoded_bytes).sum();
-    if keys < SMALL_KEYS && total < SMALL_BYTES {
-        report.find(
-            FindingId::LittleToGain,
-            format!(
-                "listing so little ({}, {}) costs etcd next to nothing: there is little to gain",
-                counted(keys, "key"),
-                bytes(total)
-            ),
-        );
+    let all = sum(mirrored.clone());
+    if all.keys < SMALL_KEYS && all.encoded_bytes < SMALL_BYTES {
+        let (keys, size) = (counted(all.keys, "key"), bytes(all.encoded_bytes));
+        let text =
+            format!("listing so little ({keys}, {size}) costs etcd next to nothing: there is little to gain");
+        report.find(FindingId::LittleToGain, text);
     } else {
-        report.find(
-            FindingId::ListsBenefit,
-            format!(
-                "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or \
-                 a page of all keys takes it {}; \
-                 from memory each costs etcd one check{check}",
-                counted(largest.range.keys, "key"),
-                largest.name(),
-                bytes(largest.estimate().encoded_bytes),
-                duration(keyspace.count_took),
-            ),
+        let text = format!(
+            "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or a page of all \
+             keys takes it {}; from memory each costs etcd one check{check}",
+            counted(largest.sizes.keys, "key"),
+            largest.prefix,
+            bytes(largest.sizes.encoded_bytes),
+            duration(keyspace.count_took),
         );
+        report.find(FindingId::ListsBenefit, text);
     }
-    report.find(
-        FindingId::SingleReadsBenefit,
-        format!(
-            "many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it \
-             waits for a check{check} and one more hop"
-        ),
+    let text = format!(
+        "many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it waits for a \
+         check{check} and one more hop"
     );
-    if let Some(events) = mirrored
-        .clone()
-        .find(|group| group.name().ends_with(EVENTS) && group.estimate().memory_bytes * 10 > total)
-    {
-        report.find(
-            FindingId::EventsAreLarge,
-            format!(
-                "{0} needs {1} of it: events are written often and listed seldom, so consider --no-cache-prefix {0}",
-                events.name(),
-                bytes(events.estimate().memory_bytes)
-            ),
+    report.find(FindingId::SingleReadsBenefit, text);
+    let is_large =
+        |of: &&PrefixFacts| of.prefix.ends_with(EVENTS) && of.sizes.memory_bytes * 10 > all.encoded_bytes;
+    if let Some(events) = mirrored.clone().find(is_large) {
+        let (prefix, size) = (&events.prefix, bytes(events.sizes.memory_bytes));
+        let text = format!(
+            "{prefix} needs {size} of it: events are written often and listed seldom, so consider --no-cache-prefix {prefix}"
         );
+        report.find(FindingId::EventsAreLarge, text);
     }
 }
 
@@ -304,42 +258,40 @@ mod tests {
 
     use clap::Parser;
 
-    use super::super::model::Cost;
-    use super::super::resources::resource_of;
+    use super::super::model::{Cost, resource_of};
     use super::*;
     use crate::diagnosis::Area;
-    use etcd_store::keyspace::PrefixGroup;
 
     /// Group of `keys` keys of 1 KiB each, mirrored or not.
-    fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> KeyGroup {
-        KeyGroup {
-            range: PrefixGroup {
-                prefix: prefix.into(),
-                keys,
-                depth: 2,
-                ..PrefixGroup::default()
-            },
-            resource: resource_of(prefix.as_bytes()).to_vec().into(),
+    fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> PrefixFacts {
+        let sample = SizeSample {
+            keys: 1,
+            encoded_bytes: 1024,
+            memory_bytes: 1100,
+            packed_bytes: 500,
+            largest_bytes: 1024,
+        };
+        PrefixFacts {
+            prefix: prefix.to_owned(),
+            sizes: sample.scaled(keys),
             mirror,
-            sample: SizeSample {
-                keys: 1,
-                encoded_bytes: 1024,
-                memory_bytes: 1100,
-                packed_bytes: 500,
-                largest_bytes: 1024,
-            },
+            resource: resource_of(prefix.as_bytes()).to_vec().into(),
         }
     }
 
-    fn concluded(flags: &[&str], groups: Vec<KeyGroup>) -> Report {
+    fn concluded(flags: &[&str], prefixes: Vec<PrefixFacts>) -> Report {
         let config = Config::try_parse_from(std::iter::once(&"rangecache").chain(flags)).unwrap();
+        let all = sum(prefixes.iter());
         let keyspace = Keyspace {
             revision: 100,
-            keys: groups.iter().map(|group| group.range.keys).sum(),
-            groups,
+            keys: all.keys,
+            bytes: all.encoded_bytes,
+            is_exact: false,
             revisions_per_second: 0.0,
             count_took: Duration::from_millis(1),
-            is_exact: false,
+            useless_exclusions: Vec::new(),
+            resources: PrefixFacts::totals(&prefixes),
+            prefixes,
             cost: Cost::default(),
         };
         let mut report = Report::default();
@@ -427,8 +379,8 @@ mod tests {
             Severity::Good,
             "LIST, paged and count requests benefit"
         ));
-        assert_eq!((report.severity(), report.exit_code()), (Severity::Good, 0));
-        assert_eq!(report.mirrors[0].memory_bytes, 5_000 * 1100);
+        assert_eq!((report.result, report.exit_code()), (Severity::Good, 0));
+        assert_eq!(report.mirrors[0].sizes.memory_bytes, 5_000 * 1100);
     }
 
     /// Namespaces of pods that are smaller than the secrets, but not all together.

@@ -5,8 +5,7 @@ use futures_util::future::join_all;
 use http::Method;
 use tokio::time::timeout;
 
-use super::client::CALL_TIMEOUT;
-use super::members::Member;
+use super::members::{CALL_TIMEOUT, Member};
 use super::model::{Report, WatchFacts};
 use crate::diagnosis::FindingId;
 use crate::diagnosis::format::counted;
@@ -28,34 +27,29 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
         // That no member is connected is the finding of another step.
         return;
     }
-    let read = read.into_iter();
-    let known: Vec<WatchFacts> = read.filter_map(|read| read.ok().flatten()).collect();
-    if known.is_empty() {
+    let known = read.into_iter().filter_map(|read| read.ok().flatten());
+    let Some(facts) = known.reduce(|one, other| WatchFacts {
+        members: one.members + other.members,
+        watchers: one.watchers + other.watchers,
+        streams: one.streams + other.streams,
+        events_sent: one.events_sent + other.events_sent,
+        // Each member applies every change.
+        changes: one.changes.max(other.changes),
+    }) else {
         let text =
             "unknown: etcd's metrics cannot be read at its client URLs (`--listen-metrics-urls` of etcd)";
         return report.find(FindingId::WatchesUnknown, text);
-    }
-    let sum = |of: fn(&WatchFacts) -> u64| known.iter().map(of).sum::<u64>();
-    let facts = WatchFacts {
-        members: known.len() as u64,
-        watchers: sum(|facts| facts.watchers),
-        streams: sum(|facts| facts.streams),
-        events_sent: sum(|facts| facts.events_sent),
-        // Each member applies every change.
-        changes: known.iter().map(|facts| facts.changes).max().unwrap_or(0),
     };
     let feeds = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix).len() as u64;
-    report.find(
-        FindingId::WatchesCounted,
-        format!(
-            "{} in {}, counted on {}; {} sent for {} since the members started",
-            counted(facts.watchers, "watcher"),
-            counted(facts.streams, "stream"),
-            counted(facts.members, "member"),
-            counted(facts.events_sent, "event"),
-            counted(facts.changes, "change"),
-        ),
+    let text = format!(
+        "{} in {}, counted on {}; {} sent for {} since the members started",
+        counted(facts.watchers, "watcher"),
+        counted(facts.streams, "stream"),
+        counted(facts.members, "member"),
+        counted(facts.events_sent, "event"),
+        counted(facts.changes, "change"),
     );
+    report.find(FindingId::WatchesCounted, text);
     let saved = facts.watchers.saturating_sub(feeds);
     if saved > 0 {
         let how = if config.watch.is_from_memory() {
@@ -63,14 +57,12 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
         } else {
             " (with --watch-cache=auto)"
         };
-        report.find(
-            FindingId::WatchesSaved,
-            format!(
-                "if clients watch mirrored keys through rangecache{how}, etcd has {} instead, and sends each change once to \
-                 each: up to {saved} fewer",
-                counted(feeds, "feed"),
-            ),
+        let feeds = counted(feeds, "feed");
+        let text = format!(
+            "if clients watch mirrored keys through rangecache{how}, etcd has {feeds} instead, and sends each change once to each: \
+             up to {saved} fewer"
         );
+        report.find(FindingId::WatchesSaved, text);
     }
     report.watches = Some(facts);
 }

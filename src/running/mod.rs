@@ -40,12 +40,10 @@ pub fn status(options: &StatusConfig) -> ExitCode {
     });
     match asked {
         Ok(status) => {
-            let printed = options.output.print(&text::of(&status), &status);
-            if text::is_good(&status) {
-                printed
-            } else {
-                ExitCode::FAILURE
-            }
+            let code = u8::from(!text::is_good(&status));
+            options
+                .output
+                .print(code, |style| text::of(&status, style), &status)
         }
         Err(error) => unanswered(url, &error),
     }

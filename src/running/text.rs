@@ -3,106 +3,78 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::diagnosis::FindingId;
 use crate::diagnosis::format::{bytes, counted, duration, long, rate};
+use crate::diagnosis::{FindingId, Severity, write_finding};
+use crate::report::Style;
 
 /// Whether it is ready, and has no finding that is bad.
 pub(super) fn is_good(status: &Value) -> bool {
-    let is_ready = status["ready"].as_bool() == Some(true);
-    is_ready && list(status, "findings").all(|finding| finding["severity"] != "bad")
+    is(status, "ready") && list(status, "findings").all(|finding| finding["severity"] != "bad")
 }
 
 /// The text; fields that a version does not have are left out.
-pub(super) fn of(status: &Value) -> String {
+pub(super) fn of(status: &Value, style: Style) -> String {
     let mut text = String::new();
-    let uptime = Duration::from_secs(number(status, "uptime_seconds"));
+    let answers_nothing = FindingId::AnswersNothing.as_str();
+    let state = if !is(status, "ready") {
+        "NOT READY"
+    } else if list(status, "findings").any(|finding| finding["id"] == answers_nothing) {
+        "ready, but nothing is answered from memory"
+    } else if is_good(status) {
+        "ready"
+    } else {
+        "ready, with bad findings"
+    };
+    let [version, host] = strings(status, ["version", "host"]);
+    let uptime = long(Duration::from_secs(number(status, "uptime_seconds")));
     // Writing into a String cannot fail.
-    let _ = writeln!(
-        text,
-        "rangecache {} on {}, up {}: {}",
-        string(status, "version"),
-        string(status, "host"),
-        long(uptime),
-        if status["ready"].as_bool() != Some(true) {
-            "NOT READY"
-        } else if list(status, "findings").any(|finding| finding["id"] == FindingId::AnswersNothing.as_str())
-        {
-            "ready, but nothing is answered from memory"
-        } else if is_good(status) {
-            "ready"
-        } else {
-            "ready, with bad findings"
-        }
-    );
+    let _ = writeln!(text, "rangecache {version} on {host}, up {uptime}: {state}");
     write_reads(&mut text, &status["reads"]);
     for finding in list(status, "findings") {
-        let mark = match finding["severity"].as_str() {
-            Some("bad") => "BAD ",
-            Some("warning") => "warn",
-            _ => "note",
-        };
-        let _ = writeln!(
-            text,
-            "{mark} {}. {}",
-            string(finding, "title"),
-            string(finding, "meaning")
-        );
-        if !string(finding, "remedy").is_empty() {
-            let _ = writeln!(text, "     -> {}", string(finding, "remedy"));
-        }
+        let severity = Severity::deserialize(&finding["severity"]).unwrap_or(Severity::Note);
+        let texts = strings(finding, ["title", "meaning", "remedy"]);
+        write_finding(&mut text, style, severity, texts);
     }
     for mirror in list(status, "mirrors") {
         let state = match mirror["out_of_service"].as_str() {
             None => format!("in service at revision {}", mirror["revision"]),
             Some(reason) => format!("out of service ({reason})"),
         };
-        let _ = writeln!(
-            text,
-            "mirror   {}: {state}, {}, {}",
-            string(mirror, "name"),
-            counted(number(mirror, "keys"), "key"),
-            bytes(number(mirror, "memory_bytes"))
-        );
+        let keys = counted(number(mirror, "keys"), "key");
+        let size = bytes(number(mirror, "memory_bytes"));
+        let [name] = strings(mirror, ["name"]);
+        let _ = writeln!(text, "mirror   {name}: {state}, {keys}, {size}");
     }
     for endpoint in list(status, "endpoints") {
-        let is = |name: &str| endpoint[name].as_bool() == Some(true);
-        let state = match (is("is_connected"), is("is_healthy")) {
-            (false, _) => format!("not connected: {}", string(endpoint, "last_error")),
-            (true, false) => "connected, not healthy".to_owned(),
-            (true, true) => format!(
-                "etcd {}, {}",
-                endpoint["version"].as_str().unwrap_or("of unknown version"),
-                if is("is_hub") {
-                    "another rangecache"
-                } else {
-                    string(endpoint, "role")
-                }
-            ),
+        let [url, error, role] = strings(endpoint, ["url", "last_error", "role"]);
+        let role = if is(endpoint, "is_hub") {
+            "another rangecache"
+        } else {
+            role
         };
-        let _ = writeln!(text, "endpoint {}: {state}", string(endpoint, "url"));
+        let version = endpoint["version"].as_str().unwrap_or("of unknown version");
+        let state = match (is(endpoint, "is_connected"), is(endpoint, "is_healthy")) {
+            (false, _) => format!("not connected: {error}"),
+            (true, false) => "connected, not healthy".to_owned(),
+            (true, true) => format!("etcd {version}, {role}"),
+        };
+        let _ = writeln!(text, "endpoint {url}: {state}");
     }
-    text
+    style.encode(text)
 }
 
 fn write_reads(text: &mut String, reads: &Value) {
-    let _ = write!(
-        text,
-        "reads    {} a second",
-        rate(reads["per_second"].as_f64().unwrap_or(0.0))
-    );
+    let per_second = rate(reads["per_second"].as_f64().unwrap_or(0.0));
+    let _ = write!(text, "reads    {per_second} a second");
+    let time = |seconds: &Value| Duration::try_from_secs_f64(seconds.as_f64()?).ok();
     if let Some(ratio) = reads["memory_ratio"].as_f64() {
-        let window = Duration::from_secs_f64(reads["window_seconds"].as_f64().unwrap_or(0.0).max(0.0));
-        let _ = write!(
-            text,
-            "; {:.1} % from memory in the last {}",
-            ratio * 100.0,
-            long(window)
-        );
+        let window = long(time(&reads["window_seconds"]).unwrap_or_default());
+        let _ = write!(text, "; {:.1} % from memory in the last {window}", ratio * 100.0);
     }
-    if let Some(p99) = reads["latency_from_memory"]["p99_seconds"].as_f64() {
-        let p99 = Duration::try_from_secs_f64(p99).unwrap_or_default();
+    if let Some(p99) = time(&reads["latency_from_memory"]["p99_seconds"]) {
         let _ = write!(text, "; p99 {} from memory", duration(p99));
     }
     text.push('\n');
@@ -112,12 +84,16 @@ fn list<'a>(value: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
     value[name].as_array().into_iter().flatten()
 }
 
-fn string<'a>(value: &'a Value, name: &str) -> &'a str {
-    value[name].as_str().unwrap_or_default()
+fn strings<'a, const N: usize>(value: &'a Value, names: [&str; N]) -> [&'a str; N] {
+    names.map(|name| value[name].as_str().unwrap_or_default())
 }
 
 fn number(value: &Value, name: &str) -> u64 {
     value[name].as_u64().unwrap_or(0)
+}
+
+fn is(value: &Value, name: &str) -> bool {
+    value[name].as_bool() == Some(true)
 }
 
 #[cfg(test)]
@@ -151,15 +127,15 @@ mod tests {
         let expected = "\
 rangecache 0.1.0 on cp1, up 1 h 1 min: ready
 reads    812 a second; 99.2 % from memory in the last 15 min; p99 2.1 ms from memory
-warn memory is switched off. etcd answers.
-     -> Switch it on.
+  warn memory is switched off. etcd answers
+       -> Switch it on.
 mirror   everything: in service at revision 81234, 20,000 keys, 3 MiB
 mirror   /a/: out of service (loading), 0 keys, 0 B
 endpoint http://a:1: etcd 3.7.3, leader
 endpoint http://hub:1: etcd 3.7.3, another rangecache
 endpoint http://b:1: not connected: refused
 ";
-        assert_eq!(of(&status()), expected);
+        assert_eq!(of(&status(), Style::Ascii), expected);
     }
 
     #[test]
@@ -169,7 +145,7 @@ endpoint http://b:1: not connected: refused
         bad["findings"][0]["severity"] = "bad".into();
         assert!(!is_good(&bad));
         assert!(
-            of(&bad)
+            of(&bad, Style::Ascii)
                 .lines()
                 .next()
                 .unwrap()
@@ -177,7 +153,7 @@ endpoint http://b:1: not connected: refused
         );
         let mut cold = status();
         cold["ready"] = false.into();
-        assert!(!is_good(&cold) && of(&cold).contains("NOT READY"));
+        assert!(!is_good(&cold) && of(&cold, Style::Ascii).contains("NOT READY"));
         assert!(!is_good(&json!({})), "another program");
     }
 }

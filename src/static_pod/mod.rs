@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::running::get;
 use crate::doctor::{self, DoctorConfig};
-use crate::report::ReportFormat;
+use crate::report::{ReportFormat, Style};
 use folder::{ManifestFolder, ManifestState};
 use manifest::Manifest;
 
@@ -60,7 +60,7 @@ pub fn run(options: &StaticPodConfig) -> ExitCode {
                 let report = doctor::examine(&examined).await;
                 match report.exit_code() {
                     0 => Ok(()),
-                    _ => Err(report.to_text(doctor::Style::detect(false)).to_string()),
+                    _ => Err(report.to_text(Style::Ascii)),
                 }
             };
             let installed = runtime.block_on(install(options, check, tell));

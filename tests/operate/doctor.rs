@@ -26,10 +26,13 @@ impl Report {
         let findings = self.json["findings"].as_array().unwrap();
         findings.iter().any(|finding| {
             finding["area"] == area
-                && finding["level"] == level
-                && format!("{}\n{}", finding["text"], finding["remedy"])
-                    .replace("\\\"", "\"")
-                    .contains(says)
+                && finding["severity"] == level
+                && format!(
+                    "{}\n{}\n{}",
+                    finding["title"], finding["meaning"], finding["remedy"]
+                )
+                .replace("\\\"", "\"")
+                .contains(says)
         })
     }
 
@@ -112,7 +115,7 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
     for (version, number, level, stream) in [
         (Version::V3_5, "3.5.", "note", "RangeStream: not available"),
         (Version::V3_6, "3.6.", "note", "RangeStream: not available"),
-        (Version::V3_7, "3.7.", "ok", "RangeStream: available"),
+        (Version::V3_7, "3.7.", "good", "RangeStream: available"),
     ] {
         let etcd = Etcd::start(version).await;
         let client = etcd.client().await;
@@ -134,16 +137,16 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
 
         let report = doctor(&etcd.url(), &["--no-cache-prefix", "/registry/events/"]).await;
         report
-            .ends(0, "ok")
-            .says("endpoints", "ok", number)
-            .says("endpoints", "ok", "leader")
-            .says("gates", "ok", "Progress notifications: available")
+            .ends(0, "good")
+            .says("endpoints", "good", number)
+            .says("endpoints", "good", "leader")
+            .says("gates", "good", "Progress notifications: available")
             .says("gates", level, stream)
-            .says("auth", "ok", "auth is off")
-            .says("watches", "ok", "5 watchers in 5 streams, counted on 1 member")
-            .says("watches", "ok", "through rangecache, etcd has 2 feeds instead")
-            .says("verdict", "ok", "left out: /registry/events/")
-            .says("verdict", "ok", "LIST, paged and count requests benefit");
+            .says("auth", "good", "auth is off")
+            .says("watches", "good", "5 watchers in 5 streams, counted on 1 member")
+            .says("watches", "good", "through rangecache, etcd has 2 feeds instead")
+            .says("verdict", "good", "left out: /registry/events/")
+            .says("verdict", "good", "LIST, paged and count requests benefit");
         let keyspace = &report.json["keyspace"];
         assert_eq!(keyspace["keys"], 1452, "{keyspace:#}");
         for (prefix, keys, value_bytes, mirrored) in [
@@ -182,7 +185,7 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
         let said = deep.json["mirrors"][0]["memory_bytes"].as_f64().unwrap();
         assert!((said - is).abs() < is * 0.03, "{said} was said, {is} it is");
         // The doctor works through rangecache like on etcd.
-        doctor(rangecache.url(), &[]).await.ends(0, "ok");
+        doctor(rangecache.url(), &[]).await.ends(0, "good");
     }
 }
 
@@ -198,7 +201,7 @@ async fn totals_per_resource_come_before_their_parts() {
     fill(&client, "/registry/cert-manager.io/certificates/a/", 60, 500).await;
     fill(&client, "/registry/cert-manager.io/issuers/a/", 40, 100).await;
     let report = doctor(&etcd.url(), &[]).await;
-    report.says("verdict", "ok", "2,700 keys under /registry/pods/ (");
+    report.says("verdict", "good", "2,700 keys under /registry/pods/ (");
     let keyspace = &report.json["keyspace"];
     let total = |prefix: &str| {
         let resources = keyspace["resources"].as_array().unwrap().iter();
@@ -234,7 +237,7 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     let limit = ["--cache-max-bytes", "4MiB", "--history-max-bytes", "1MiB"];
     doctor(&etcd.url(), &limit)
         .await
-        .says("memory", "ok", "packed, as --cache-pack=auto has");
+        .says("memory", "good", "packed, as --cache-pack=auto has");
     doctor(&etcd.url(), &["--cache-max-bytes", "200KiB"])
         .await
         .ends(0, "warning")
@@ -267,6 +270,13 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     doctor(&etcd.url(), &["--cache-prefix", "/elsewhere/"])
         .await
         .says("verdict", "warning", "check --cache-prefix");
+    let mistyped = "--no-cache-prefix /registry/smal/ leaves nothing out";
+    doctor(
+        &etcd.url(),
+        &["--no-cache-prefix", "/registry/smal/,/registry/large/"],
+    )
+    .await
+    .says("verdict", "note", mistyped);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -295,7 +305,7 @@ async fn auth_on_checks_the_users_permissions() {
         // With permission for one prefix, that prefix can be examined.
         let own = doctor(&url, &["--user", &alice, "--cache-prefix", "/a/"]).await;
         own.ends(0, "warning")
-            .says("auth", "ok", "may read all that is to be mirrored");
+            .says("auth", "good", "may read all that is to be mirrored");
         assert_eq!(own.under("/a/").0, 300);
         let some = doctor(
             &url,
@@ -305,8 +315,8 @@ async fn auth_on_checks_the_users_permissions() {
         some.ends(1, "bad").says("auth", "bad", "may not read all of /b/");
         let mirror = format!("{MIRROR}:{}", password(MIRROR));
         let all = doctor(&url, &["--user", &mirror]).await;
-        all.says("auth", "ok", "each read is authorised by etcd")
-            .says("endpoints", "ok", "leader");
+        all.says("auth", "good", "each read is authorised by etcd")
+            .says("endpoints", "good", "leader");
         assert_eq!((all.code, &all.json["keyspace"]["keys"]), (Some(0), &600.into()));
         let printed = format!("{:#} {:#}", all.json, own.json);
         assert!(
@@ -354,13 +364,13 @@ async fn certificates_of_both_sides_are_checked() {
     let client = ca.issue("client", &Leaf::default());
     with(&ca, &client, &[])
         .await
-        .says("endpoints", "ok", "leader")
+        .says("endpoints", "good", "leader")
         .says(
             "certificates",
-            "ok",
+            "good",
             "shows a certificate for 127.0.0.1, localhost",
         )
-        .says("certificates", "ok", "--cert ");
+        .says("certificates", "good", "--cert ");
     with(&other, &client, &[])
         .await
         .ends(1, "bad")
@@ -423,8 +433,8 @@ async fn dead_unlisted_and_mixed_version_members_are_reported() {
         .await
         .says("gates", "warning", "different versions: 3.6.")
         .says("gates", "note", "RangeStream: available on 1 of 3")
-        .says("endpoints", "ok", "all 3 members of the cluster are named")
-        .says("endpoints", "ok", "follower");
+        .says("endpoints", "good", "all 3 members of the cluster are named")
+        .says("endpoints", "good", "follower");
     doctor(&cluster.members[leader].url(), &[])
         .await
         .says(
@@ -438,7 +448,7 @@ async fn dead_unlisted_and_mixed_version_members_are_reported() {
     let report = doctor(&cluster.endpoints(), &[]).await;
     report
         .says("endpoints", "warning", &format!("{url}: Connection refused"))
-        .says("endpoints", "ok", "all 3 members");
+        .says("endpoints", "good", "all 3 members");
     assert_eq!(report.code, Some(0), "{:#}", report.json["findings"]);
 
     // Without a quorum no read can be proven fresh.

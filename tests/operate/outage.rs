@@ -229,3 +229,29 @@ async fn instance_that_no_member_answers_serves_no_new_clients() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leaf_whose_hub_is_away_names_the_hub_and_the_remedy() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let hub = Rangecache::before(&etcd).start().await;
+    let url = hub.url().to_owned();
+    let leaf = Rangecache::at(&url).start().await;
+    drop(hub);
+    let (finding, _) = until(SOON, "the hub is missed", async || {
+        let status: Value = serde_json::from_str(&leaf.admin("/status").await.body).unwrap();
+        let finding = status["findings"][0].clone();
+        (finding["title"] == "no hub can be reached").then_some(finding)
+    })
+    .await;
+    assert_eq!(finding["id"], "etcd-unreachable", "{finding}");
+    let remedy = finding["remedy"].as_str().unwrap();
+    assert!(remedy.contains("--fallback-endpoints"), "{remedy}");
+    let log = leaf.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str(line).ok());
+    let mut lost = lines.filter(|line: &Value| {
+        line["message"]
+            .as_str()
+            .is_some_and(|of| of.starts_with("watch lost"))
+    });
+    assert!(lost.any(|line| line["endpoint"] == url), "{log}");
+}

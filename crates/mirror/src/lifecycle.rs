@@ -383,6 +383,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
         lost_at.get_or_insert_with(Instant::now);
         tracing::warn!(
             mirror = mirror.name,
+            endpoint = last.as_ref().map(tracing::field::display),
             explanation = %end,
             "watch lost; forwarding reads until it is re-established"
         );

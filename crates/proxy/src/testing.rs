@@ -28,7 +28,7 @@ pub struct Scene {
     pub upstream: Arc<Upstream>,
     /// Its mirrors.
     pub mirrors: Arc<Mirrors>,
-    /// Telemetry of its calls.
+    /// Counters of its calls.
     pub telemetry: Arc<Telemetry>,
     /// Flags of forwarded reads, as reloads leave them.
     pub(crate) forward: Live<ForwardConfig>,

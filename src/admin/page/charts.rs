@@ -3,9 +3,12 @@
 //! Time runs to the right, and the current time is at the right edge; a sample is one unit wide. Heights are parts of
 //! [`HEIGHT`].
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::sync::Arc;
 
-use crate::admin::status::samples::SAMPLES;
+use maud::{Markup, html};
+
+use crate::admin::status::samples::{ReadSample, SAMPLES};
 
 /// Width of a chart in its own units: all samples and the current one.
 pub(super) const WIDTH: usize = SAMPLES + 1;
@@ -19,6 +22,17 @@ pub(super) struct Layer<'a> {
     pub(super) class: &'a str,
     /// Values per sample, the newest last.
     pub(super) values: Vec<f64>,
+}
+
+impl<'a> Layer<'a> {
+    pub(super) fn new(
+        class: &'a str,
+        samples: &[Arc<ReadSample>],
+        value: impl FnMut(&Arc<ReadSample>) -> f64,
+    ) -> Layer<'a> {
+        let values = samples.iter().map(value).collect();
+        Layer { class, values }
+    }
 }
 
 /// Chart, with the values at its upper and its lower edge.
@@ -118,22 +132,20 @@ fn chart<'a>(
     scale: Scale,
     label: &str,
 ) -> Chart {
-    let mut svg = format!(
-        r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}, over the last 15 minutes">"#
-    );
-    for (layer, below, above) in areas {
-        if layer.values.iter().any(|value| *value > 0.0) {
-            let path = area(below, above, scale);
-            let _ = write!(svg, r#"<path class="{}" d="{path}"/>"#, layer.class);
+    let areas = areas.filter(|(layer, ..)| layer.values.iter().any(|value| *value > 0.0));
+    let svg = html! {
+        svg.chart viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) preserveAspectRatio="none" role="img"
+            aria-label={ (label) ", over the last 15 minutes" } {
+            @for (layer, below, above) in areas { path class=(layer.class) d=(area(below, above, scale)) {} }
+            @for decade in scale.decades() { path.decade d=(format!("M0 {:.1}H{WIDTH}", scale.y(decade))) {} }
         }
-    }
-    for decade in scale.decades() {
-        let y = scale.y(decade);
-        let _ = write!(svg, r#"<path class="decade" d="M0 {y:.1}H{WIDTH}"/>"#);
-    }
-    svg.push_str("</svg>");
+    };
     let (bottom, top) = scale.edges();
-    Chart { svg, top, bottom }
+    Chart {
+        svg: svg.into_string(),
+        top,
+        bottom,
+    }
 }
 
 /// Path of the area between two stepped lines.
@@ -159,51 +171,39 @@ fn area(below: &[f64], above: &[f64], scale: Scale) -> String {
 }
 
 /// Strip of stretches with their numbers of samples, the newest last.
-pub(super) fn strip(stretches: &[(&str, usize)], label: &str) -> String {
-    let mut svg = format!(
-        r#"<svg class="strip" viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" role="img" aria-label="{label}">"#
-    );
+pub(super) fn strip(stretches: &[(&str, usize)], label: &str) -> Markup {
     let samples: usize = stretches.iter().map(|(_, samples)| samples).sum();
-    let mut x = WIDTH.saturating_sub(samples);
-    for (class, samples) in stretches {
-        let _ = write!(
-            svg,
-            r#"<rect class="{class}" x="{x}" width="{samples}" height="10"/>"#
-        );
-        x += samples;
+    let mut end = WIDTH.saturating_sub(samples);
+    let rects = stretches.iter().map(|(class, samples)| {
+        end += samples;
+        (class, end - samples, samples)
+    });
+    html! {
+        svg.strip viewBox=(format!("0 0 {WIDTH} 10")) preserveAspectRatio="none" role="img" aria-label=(label) {
+            @for (class, x, width) in rects { rect class=(class) x=(x) width=(width) height="10" {} }
+        }
     }
-    svg.push_str("</svg>");
-    svg
 }
 
-/// Bar that is filled to `ratio`.
-pub(super) fn bar(ratio: f64, class: &str) -> String {
-    // The smallest use is visible.
-    let width = if ratio > 0.0 {
-        (ratio * 100.0).clamp(0.5, 100.0)
-    } else {
-        0.0
-    };
-    format!(
-        r#"<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect class="{class}" width="{width:.1}" height="10"/></svg>"#
-    )
+/// Bar that is filled to `ratio`; the smallest use is visible.
+pub(super) fn bar(ratio: f64, class: &str) -> Markup {
+    let filled = if ratio > 0.0 { ratio.clamp(0.005, 1.0) } else { 0.0 };
+    parts(&[(class, filled)])
 }
 
 /// Bar of parts, each a share of the whole bar; a list next to it has the same values.
-pub(super) fn parts(parts: &[(&str, f64)]) -> String {
-    let mut svg =
-        r#"<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">"#.to_owned();
-    let mut x = 0.0;
-    for (class, share) in parts {
-        let _ = write!(
-            svg,
-            r#"<rect class="{class}" x="{x:.2}" width="{:.2}" height="10"/>"#,
-            share * 100.0
-        );
-        x += share * 100.0;
+pub(super) fn parts(parts: &[(&str, f64)]) -> Markup {
+    let mut end = 0.0;
+    let rects = parts.iter().map(|(class, share)| {
+        let (x, width) = (end, share * 100.0);
+        end += width;
+        (class, format!("{x:.2}"), format!("{width:.2}"))
+    });
+    html! {
+        svg.bar viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true" {
+            @for (class, x, width) in rects { rect class=(class) x=(x) width=(width) height="10" {} }
+        }
     }
-    svg.push_str("</svg>");
-    svg
 }
 
 /// The highest value; 0 if there is none above it.
@@ -310,7 +310,7 @@ mod tests {
 
     #[test]
     fn strip_ends_at_the_right_edge() {
-        let strip = strip(&[("in", 3), ("loading", 2)], "x");
+        let strip = strip(&[("in", 3), ("loading", 2)], "x").into_string();
         assert!(
             strip.contains(r#"class="in" x="176" width="3""#) && strip.contains(r#"x="179" width="2""#),
             "{strip}"

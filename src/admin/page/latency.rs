@@ -45,22 +45,15 @@ fn chart(
     samples: &[Arc<ReadSample>],
     counts: fn(&ReadLatency) -> &LatencyCounts,
 ) -> Markup {
-    let of_samples = |value: fn(Latency) -> f64| {
-        let latencies = samples
-            .iter()
-            .map(|sample| of(std::slice::from_ref(sample), counts));
-        latencies.map(|latency| latency.map_or(0.0, value)).collect()
+    let layer = |class, value: fn(Latency) -> f64| {
+        Layer::new(class, samples, |sample| {
+            of(std::slice::from_ref(sample), counts).map_or(0.0, value)
+        })
     };
     let (p50_class, p99_class) = (format!("{class} p50"), format!("{class} p99"));
     let layers = [
-        Layer {
-            class: &p99_class,
-            values: of_samples(|latency| latency.p99_seconds),
-        },
-        Layer {
-            class: &p50_class,
-            values: of_samples(|latency| latency.p50_seconds),
-        },
+        layer(&p99_class, |latency| latency.p99_seconds),
+        layer(&p50_class, |latency| latency.p50_seconds),
     ];
     let label = format!("Median and 99th percentile of the time of reads {title}");
     plot(&charts::overlaid(&layers, &label), |top| seconds(Some(top)))

@@ -6,8 +6,7 @@
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `latency` | time that reads take |
 //! | `changes` | what has changed last |
-//! | `state` | mirrors, endpoints, bounds and gates |
-//! | `watches` | open watches: what serves them, and the slowest |
+//! | `state` | mirrors, watches, endpoints, bounds and gates |
 //! | `tables` | gRPC calls by code, prefixes that cost most, clients and what they cost |
 //! | `about` | the process, its certificates and its flags |
 //! | `charts` | charts as SVG |
@@ -24,7 +23,6 @@ mod parts;
 mod reads;
 mod state;
 mod tables;
-mod watches;
 
 use std::time::Duration;
 
@@ -58,7 +56,7 @@ pub(super) fn render(status: &Status) -> String {
         reads::reasons(status),
         reads::slowest(&status.slowest),
         Some(state::mirrors(status)),
-        Some(watches::watches(status)),
+        Some(state::watches(status)),
         tables::calls(status),
         tables::prefixes(&status.prefixes),
         tables::clients(&status.clients),
@@ -166,13 +164,13 @@ mod tests {
     use super::*;
     use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::{
-        Budget, CertificateStatus, ClientStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency,
-        MirrorStatus, OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
+        Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
+        OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
     };
     use crate::admin::status::samples::OpenWatches;
+    use rangecache_base::telemetry::clients::{ClientFigures, ClientName, ClientRates};
     use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
     use rangecache_base::telemetry::{Outcome, Reason};
-    use rangecache_upstream::EndpointPeer;
 
     const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
 
@@ -209,21 +207,17 @@ mod tests {
                 per_second: 0.5,
                 failed_per_second: 0.25,
                 memory_ratio_last_minute: Some(0.6),
-                other_calls_per_second: 0.0,
-                events_per_second: 0.0,
-                quorum_checks_per_second: 0.0,
-                per_quorum_check: None,
                 latency_from_memory: Some(Latency {
                     p50_seconds: 0.000_12,
                     p99_seconds: 0.003,
                 }),
-                latency_by_etcd: None,
                 window_seconds: 60.0,
                 memory_ratio: Some(0.9),
                 outcomes: vec![OutcomeCount {
                     outcome: forwarded,
                     count: 2,
                 }],
+                ..Reads::default()
             },
             slowest: vec![SlowCall {
                 method: "Range",
@@ -243,8 +237,6 @@ mod tests {
             }],
             mirrors: vec![MirrorStatus {
                 name: HOSTILE.to_owned(),
-                is_everything: false,
-                reason: None,
                 revision: Some(7),
                 stale_age_ms: Some(250),
                 lag_revisions: Some(1),
@@ -254,13 +246,8 @@ mod tests {
                     memory_bytes: 2048,
                     ..MirrorMemory::default()
                 },
-                load_keys: 0,
-                load_bytes: 0,
-                adopted: Vec::new(),
-                image: None,
                 events: 3,
-                mismatches: 0,
-                timeline: Vec::new(),
+                ..MirrorStatus::default()
             }],
             calls: vec![CodeStatus {
                 grpc_code: "Unavailable",
@@ -282,16 +269,16 @@ mod tests {
                 behind_revisions: 6,
                 ..WatchStatus::default()
             },
-            clients: vec![ClientStatus {
-                kind: "certificate",
-                name: HOSTILE.to_owned(),
+            clients: vec![ClientFigures {
+                name: ClientName::of_connection(Some(HOSTILE), None),
                 connections: 1,
-                calls_in_flight: 0,
+                in_flight: 0,
                 watches: 0,
-                calls_per_second: 2.0,
-                etcd_calls_per_second: 0.0,
-                bytes_per_second: 4096.0,
-                cost: 0.0,
+                rates: ClientRates {
+                    calls: 2.0,
+                    from_etcd: 0.0,
+                    bytes: 4096.0,
+                },
                 calls: 5,
                 lists: 0,
                 from_memory: 5,
@@ -299,24 +286,18 @@ mod tests {
                 refused: 0,
                 received_bytes: 0,
                 sent_bytes: 1 << 20,
-                user_agent: HOSTILE.to_owned(),
+                agent: HOSTILE.into(),
                 last_seen: None,
             }],
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 source: "flag",
-                peer: EndpointPeer::default(),
-                is_leaving: false,
-                version: None,
                 role: "no_leader",
                 is_connected: true,
-                is_healthy: false,
-                is_avoided: false,
                 connections: 4,
                 connections_wanted: 6,
                 calls: 1,
-                last_error: String::new(),
-                no_range_stream: None,
+                ..EndpointStatus::default()
             }],
             gates: vec![GateStatus {
                 name: "RangeStream",

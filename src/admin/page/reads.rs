@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
 use super::charts::{self, Layer};
 use super::latency;
@@ -26,14 +26,11 @@ pub(super) fn reads(status: &Status) -> Section {
     let reads = &status.reads;
     let all = &status.samples.0;
     let ratio = reads.memory_ratio_last_minute.map_or("–".to_owned(), percent);
-    let window = long(window(status));
+    let window = window(status);
     let per_check = reads.per_quorum_check.map_or("–".to_owned(), rate);
-    let layers = OutcomeClass::ALL.map(|source| Layer {
-        class: source.as_str(),
-        values: all
-            .iter()
-            .map(|sample| sample.rate(sample.added.by_source(source)))
-            .collect(),
+    let layers = OutcomeClass::ALL.map(|source| {
+        let rate = |sample: &Arc<ReadSample>| sample.rate(sample.added.by_source(source));
+        Layer::new(source.as_str(), all, rate)
     });
     let small_charts: [(&str, &str, f64, Counter); 3] = [
         (
@@ -94,14 +91,7 @@ fn figure(id: &str, title: &str, value: &str) -> Markup {
 }
 
 fn small_chart(title: &str, samples: &[Arc<ReadSample>], counter: Counter) -> Markup {
-    let values = samples
-        .iter()
-        .map(|sample| sample.rate(counter(&sample.added)))
-        .collect();
-    let layer = Layer {
-        class: "plain",
-        values,
-    };
+    let layer = Layer::new("plain", samples, |sample| sample.rate(counter(&sample.added)));
     chart(&[layer], &format!("{title} per second"))
 }
 
@@ -143,16 +133,15 @@ fn by_minute(samples: &[Arc<ReadSample>]) -> Markup {
 
 /// Watch streams that were open at the end.
 fn open_watches(samples: &[Arc<ReadSample>]) -> String {
-    let last = samples
-        .last()
-        .map(|sample| sample.added.watches)
-        .unwrap_or_default();
-    count(last.memory + last.etcd)
+    let last = samples.last().map(|sample| sample.added.watches);
+    count(last.map_or(0, |open| open.memory + open.etcd))
 }
 
-/// Time that counts of reads cover.
-fn window(status: &Status) -> Duration {
-    Duration::from_secs_f64(status.reads.window_seconds.round().max(1.0))
+/// Time that counts of reads and calls cover, in words.
+pub(super) fn window(status: &Status) -> String {
+    long(Duration::from_secs_f64(
+        status.reads.window_seconds.round().max(1.0),
+    ))
 }
 
 /// Reads that memory answered, or those that it did not.
@@ -178,7 +167,7 @@ fn from_memory(status: &Status) -> Markup {
 pub(super) fn reasons(status: &Status) -> Option<Section> {
     let others = outcomes(status, false);
     let content = html! {
-        p.quiet { "Reads of the last " (long(window(status))) " that memory did not answer." }
+        p.quiet { "Reads of the last " (window(status)) " that memory did not answer." }
         (by_reason(&others))
     };
     (!others.is_empty()).then(|| Section::new("reasons", "Why not from memory", content))
@@ -260,7 +249,7 @@ fn slow_call(call: &SlowCall, longest_seconds: f64) -> Markup {
                 @if call.bytes > 0 { " · " (bytes(call.bytes)) }
                 @if call.revision_asked > 0 { " · at revision " (call.revision_asked) }
             }
-            (PreEscaped(charts::parts(&phases)))
+            (charts::parts(&phases))
             ul.phases {
                 @for phase in &call.phases {
                     (key(phase.name, phase.title(), None, &duration(Duration::from_secs_f64(phase.seconds))))

@@ -1,13 +1,16 @@
-//! Sections of the page about mirrors, endpoints, bounds and gates.
+//! Sections of the page about mirrors, watches, endpoints, bounds and gates.
 
 use std::time::Duration;
 
-use maud::{Markup, PreEscaped, html};
+use maud::{Markup, html};
 
-use super::charts;
-use super::parts::{Section, percent};
-use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status};
-use crate::diagnosis::format::{bytes, count, counted, duration};
+use super::charts::{self, Layer};
+use super::parts::{Section, key, percent, plot};
+use crate::admin::status::model::{
+    Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status, WatchStatus,
+};
+use crate::admin::status::samples::OpenWatches;
+use crate::diagnosis::format::{bytes, count, counted, duration, rate};
 use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 use rangecache_upstream::EndpointSource;
@@ -37,7 +40,7 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
     html! {
         li.card {
             (card_head(&mirror.name, stretch_class(mirror.reason), &state))
-            (PreEscaped(charts::strip(&stretches, &timeline_in_words(mirror))))
+            (charts::strip(&stretches, &timeline_in_words(mirror)))
             dl {
                 (pair("revision", &number(mirror.revision)))
                 @if let Some(age) = mirror.stale_age_ms {
@@ -134,6 +137,53 @@ fn timeline_in_words(mirror: &MirrorStatus) -> String {
     )
 }
 
+/// Open watch streams over time by what serves them, and how memory serves its own.
+pub(super) fn watches(status: &Status) -> Section {
+    let watches = &status.watches;
+    let layer = |class, of: fn(OpenWatches) -> u64| {
+        Layer::new(class, &status.samples.0, |sample| {
+            as_height(of(sample.added.watches))
+        })
+    };
+    let layers = [
+        layer("memory", |open| open.memory),
+        layer("etcd", |open| open.etcd),
+    ];
+    let content = html! {
+        p.quiet { "Open watch streams, by what serves them." }
+        ul.legend {
+            (key("memory", "from memory", Some("watches-memory"), &count(watches.open.memory)))
+            (key("etcd", "by etcd", Some("watches-etcd"), &count(watches.open.etcd)))
+        }
+        (plot(&charts::stacked(&layers, "Open watch streams, by what serves them"), rate))
+        (figures_of_watches(watches))
+    };
+    Section::new("watches", "Watches", content)
+}
+
+/// Figures of the streams that memory serves, and the reasons why etcd serves the others; nothing if memory has served
+/// none, as with `--watch-cache=off`.
+fn figures_of_watches(watches: &WatchStatus) -> Markup {
+    html! {
+        dl.pairs {
+            @if watches.memory_streams > 0 || watches.events_sent > 0 {
+                (pair("watchers served from memory", &count(watches.watchers)))
+                (pair("events sent from memory", &count(watches.events_sent)))
+                (pair("slowest watcher behind by", &counted(watches.behind_revisions, "revision")))
+                (pair("memory", &bytes(watches.memory_bytes)))
+            }
+            @for stream in &watches.etcd_streams {
+                (pair(&format!("by etcd: {}", explain_reason(stream.reason).title), &count(stream.count)))
+            }
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a height")]
+fn as_height(open: u64) -> f64 {
+    open as f64
+}
+
 pub(super) fn endpoints(endpoints: &[EndpointStatus]) -> Section {
     let cards = html! {
         ul.cards { @for endpoint in endpoints { (card_of_endpoint(endpoint)) } }
@@ -205,7 +255,7 @@ fn row_of_budget(budget: &Budget) -> Markup {
         div {
             dt { (budget.name) " " code { "--" (budget.flag) } }
             dd {
-                (PreEscaped(charts::bar(budget.ratio, class)))
+                (charts::bar(budget.ratio, class))
                 span { (format(budget.used)) " of " (format(budget.limit)) }
             }
         }
@@ -235,7 +285,6 @@ mod tests {
     use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::AdoptedStatus;
     use crate::admin::status::model::Stretch;
-    use rangecache_upstream::EndpointPeer;
 
     fn memory() -> MirrorMemory {
         MirrorMemory {
@@ -253,20 +302,15 @@ mod tests {
         MirrorStatus {
             name: "everything".to_owned(),
             is_everything: true,
-            reason: None,
             revision: Some(7),
-            stale_age_ms: None,
             lag_revisions: Some(1),
             oldest_revision: Some(2),
             keys: 10,
             memory: memory(),
             load_keys: 9,
             load_bytes: 1 << 20,
-            adopted: Vec::new(),
-            image: None,
             events: 3,
-            mismatches: 0,
-            timeline: Vec::new(),
+            ..MirrorStatus::default()
         }
     }
 
@@ -345,18 +389,12 @@ mod tests {
         let endpoint = |version: Option<&str>, no_range_stream| EndpointStatus {
             url: "http://etcd:2379".to_owned(),
             source: "flag",
-            peer: EndpointPeer::default(),
-            is_leaving: false,
             version: version.map(str::to_owned),
             role: "unknown",
-            is_connected: false,
-            is_healthy: false,
-            is_avoided: false,
-            connections: 0,
             connections_wanted: 8,
-            calls: 0,
             last_error: "refused".to_owned(),
             no_range_stream,
+            ..EndpointStatus::default()
         };
         for (endpoint, text) in [
             (endpoint(None, None), "not known"),

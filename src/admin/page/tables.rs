@@ -1,14 +1,14 @@
 //! Sections of the page that are tables: gRPC calls by code, prefixes and clients.
 
-use std::time::Duration;
-
 use maud::{Markup, html};
 
 use super::parts::{Section, table};
+use super::reads::window;
 use crate::admin::memory::size_in_words;
 use crate::admin::prefixes::PrefixStatus;
-use crate::admin::status::model::{ClientStatus, CodeStatus, Status};
-use crate::diagnosis::format::{bytes, count, long, rate};
+use crate::admin::status::model::{CodeStatus, Status};
+use crate::diagnosis::format::{bytes, count, rate};
+use rangecache_base::telemetry::clients::ClientFigures;
 
 /// Title of a column, and its cell in the row of an item.
 type Column<T> = (&'static str, fn(&T) -> Markup);
@@ -32,25 +32,27 @@ const PREFIXES: &[Column<PrefixStatus>] = &[
     ("new watches/s", |of| html! { (rate(of.watches_per_second)) }),
 ];
 
-const CLIENTS: &[Column<ClientStatus>] = &[
-    ("client", |of| html! { (of.kind) " " code { (of.name) } }),
-    ("calls/s", |of| html! { (rate(of.calls_per_second)) }),
-    ("from etcd/s", |of| html! { (rate(of.etcd_calls_per_second)) }),
-    ("per second", |of| html! { (bytes(whole(of.bytes_per_second))) }),
-    ("in flight", |of| html! { (count(of.calls_in_flight)) }),
+const CLIENTS: &[Column<ClientFigures>] = &[
+    (
+        "client",
+        |of| html! { (of.name.kind().as_str()) " " code { (of.name.as_str()) } },
+    ),
+    ("calls/s", |of| html! { (rate(of.rates.calls)) }),
+    ("from etcd/s", |of| html! { (rate(of.rates.from_etcd)) }),
+    ("per second", |of| html! { (bytes(whole(of.rates.bytes))) }),
+    ("in flight", |of| html! { (count(of.in_flight)) }),
     ("watches", |of| html! { (count(of.watches)) }),
     ("calls", |of| html! { (count(of.calls)) }),
     ("lists", |of| html! { (count(of.lists)) }),
     ("sent", |of| html! { (bytes(of.sent_bytes)) }),
     ("refused", |of| html! { (count(of.refused)) }),
-    ("user agent", |of| html! { (of.user_agent) }),
+    ("user agent", |of| html! { (of.agent) }),
 ];
 
 /// Calls of every method by their code and what answered them, the most frequent code first; nothing without calls.
 pub(super) fn calls(status: &Status) -> Option<Section> {
-    let window = Duration::from_secs_f64(status.reads.window_seconds.round().max(1.0));
     let content = html! {
-        p.quiet { "gRPC calls of every method that ended in the last " (long(window)) ", by code." }
+        p.quiet { "gRPC calls of every method that ended in the last " (window(status)) ", by code." }
         (rows("Calls by code", CALLS, &status.calls))
     };
     (!status.calls.is_empty()).then(|| Section::new("calls", "Calls by status code", content))
@@ -63,7 +65,7 @@ pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Option<Section> {
 }
 
 /// The clients and their costs, the most costly first; nothing before the first client.
-pub(super) fn clients(clients: &[ClientStatus]) -> Option<Section> {
+pub(super) fn clients(clients: &[ClientFigures]) -> Option<Section> {
     let content = rows("Clients", CLIENTS, clients);
     (!clients.is_empty()).then(|| Section::new("clients", "Clients", content))
 }

@@ -11,20 +11,21 @@ use tokio::time::Instant;
 
 use super::handles::Handles;
 use super::memory::MirrorMemory;
+use super::metrics::unsigned;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
+use crate::diagnosis::format::role;
 use model::{
-    AdoptedStatus, ClientStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status,
-    StreamCount, Unlisted, WatchStatus,
+    AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status, StreamCount,
+    Unlisted, WatchStatus,
 };
 use rangecache_base::memory;
-use rangecache_base::telemetry::clients::ClientFigures;
 use rangecache_base::telemetry::state_changes::StateChange;
 use rangecache_base::unix_time;
 use rangecache_config::FlagOrigin;
 use rangecache_mirror::metrics::ADOPTION_SOURCES;
 use rangecache_mirror::view::Mirror;
-use rangecache_upstream::{EndpointView, NoRangeStream, Role};
+use rangecache_upstream::{EndpointView, NoRangeStream};
 use samples::OpenWatches;
 
 /// Clients on the page.
@@ -46,6 +47,8 @@ pub(super) fn collect(handles: &Handles) -> Status {
         })
         .collect();
     let budgets = checks::budgets(handles, &mirrors);
+    let mut clients = handles.telemetry.clients.figures();
+    clients.truncate(CLIENTS_SHOWN);
     let reads = reads::summarize(&counts, &all);
     let unlisted = Unlisted {
         draining: handles.draining.is_cancelled(),
@@ -89,11 +92,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         calls: reads::codes(&all),
         watches: watches(handles, counts.watches),
         prefixes: handles.prefixes.top(&handles.mirrors, &handles.metrics).to_vec(),
-        clients: {
-            let mut shown = clients(handles);
-            shown.truncate(CLIENTS_SHOWN);
-            shown
-        },
+        clients,
         gates: checks::gates(handles),
         endpoints,
         budgets,
@@ -118,37 +117,6 @@ fn flags(handles: &Handles) -> Vec<FlagStatus> {
             source: setting.source.as_str(),
         })
         .collect()
-}
-
-/// All clients, the most costly first.
-pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
-    let figures = handles.telemetry.clients.figures();
-    figures.iter().map(client).collect()
-}
-
-fn client(figures: &ClientFigures) -> ClientStatus {
-    ClientStatus {
-        kind: figures.name.kind().as_str(),
-        name: figures.name.as_str().to_owned(),
-        connections: figures.connections,
-        calls_in_flight: figures.in_flight,
-        watches: figures.watches,
-        calls_per_second: figures.rates.calls,
-        etcd_calls_per_second: figures.rates.from_etcd,
-        bytes_per_second: figures.rates.bytes,
-        cost: figures.rates.cost(),
-        calls: figures.calls,
-        lists: figures.lists,
-        from_memory: figures.from_memory,
-        from_etcd: figures.from_etcd,
-        refused: figures.refused,
-        received_bytes: figures.received_bytes,
-        sent_bytes: figures.sent_bytes,
-        user_agent: figures.agent.to_string(),
-        last_seen: figures
-            .last_seen
-            .map(|at| humantime::format_rfc3339_seconds(at).to_string()),
-    }
 }
 
 /// Changes of mirrors, flags and memory, and those of members, the newest first.
@@ -207,11 +175,6 @@ fn image(mirror: &Mirror) -> ImageStatus {
     }
 }
 
-/// Value of a gauge that is never negative.
-fn unsigned(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
-}
-
 fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
     let metrics = &handles.metrics.proxy.watches;
     let mirrors = handles.mirrors.all();
@@ -240,13 +203,7 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
         peer: view.peer.clone(),
         is_leaving: view.is_leaving,
         version: view.version.map(|version| version.to_string()),
-        role: match view.role {
-            Role::Unknown => "unknown",
-            Role::Leader => "leader",
-            Role::Follower => "follower",
-            Role::Learner => "learner",
-            Role::Leaderless => "no_leader",
-        },
+        role: role(view.role),
         is_connected: view.is_connected,
         is_healthy: view.is_healthy,
         is_avoided: view.is_avoided,

@@ -12,6 +12,7 @@ use crate::admin::process::ProcessStatus;
 use crate::diagnosis::reasons::OutcomeClass;
 use crate::diagnosis::{Finding, Severity};
 use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::clients::ClientFigures;
 use rangecache_base::telemetry::metrics::LatencyCounts;
 use rangecache_base::telemetry::outcome::Outcome;
 use rangecache_base::telemetry::state_changes::StateChange;
@@ -57,7 +58,7 @@ pub(crate) struct Status {
     /// Prefixes that cost most, the most costly first.
     pub(crate) prefixes: Vec<PrefixStatus>,
     /// Clients that cost most now, the most costly first.
-    pub(crate) clients: Vec<ClientStatus>,
+    pub(crate) clients: Vec<ClientFigures>,
     pub(crate) endpoints: Vec<EndpointStatus>,
     pub(crate) gates: Vec<GateStatus>,
     pub(crate) budgets: Vec<Budget>,
@@ -195,7 +196,7 @@ pub(crate) struct MirrorStatus {
     #[serde(skip)]
     pub(crate) is_everything: bool,
     /// Why the mirror is out of service; `null` while it is in service.
-    #[serde(rename = "out_of_service", serialize_with = "reason_label")]
+    #[serde(rename = "out_of_service")]
     pub(crate) reason: Option<Reason>,
     /// Revision up to which every event is applied; `null` while out of service.
     pub(crate) revision: Option<i64>,
@@ -264,7 +265,6 @@ pub(crate) struct WatchStatus {
 /// Number of open watch streams that etcd serves for one reason.
 #[derive(Debug, Serialize)]
 pub(crate) struct StreamCount {
-    #[serde(serialize_with = "reason_of_stream")]
     pub(crate) reason: Reason,
     pub(crate) count: u64,
 }
@@ -272,38 +272,9 @@ pub(crate) struct StreamCount {
 /// Consecutive samples with the same state of a mirror.
 #[derive(Debug, Serialize)]
 pub(crate) struct Stretch {
-    #[serde(rename = "out_of_service", serialize_with = "reason_label")]
+    #[serde(rename = "out_of_service")]
     pub(crate) reason: Option<Reason>,
     pub(crate) samples: usize,
-}
-
-/// Figures of one client. Counts are since the start, rates those of the last seconds.
-#[derive(Debug, Serialize)]
-pub(crate) struct ClientStatus {
-    /// `certificate`, `user`, `address`, `unix`, or `others` for those beyond the bound on clients.
-    pub(crate) kind: &'static str,
-    pub(crate) name: String,
-    pub(crate) connections: u64,
-    pub(crate) calls_in_flight: u64,
-    /// Open Watch streams.
-    pub(crate) watches: u64,
-    pub(crate) calls_per_second: f64,
-    /// Calls that etcd answered.
-    pub(crate) etcd_calls_per_second: f64,
-    pub(crate) bytes_per_second: f64,
-    /// The figure that clients are sorted by, in bytes per second.
-    pub(crate) cost: f64,
-    pub(crate) calls: u64,
-    pub(crate) lists: u64,
-    pub(crate) from_memory: u64,
-    pub(crate) from_etcd: u64,
-    pub(crate) refused: u64,
-    pub(crate) received_bytes: u64,
-    pub(crate) sent_bytes: u64,
-    /// User agent of the newest connection.
-    pub(crate) user_agent: String,
-    /// Begin of the last call: UTC, RFC 3339.
-    pub(crate) last_seen: Option<String>,
 }
 
 /// State of an endpoint of etcd.
@@ -457,15 +428,6 @@ impl Serialize for Samples {
         columns.serialize_field("open_watches", &watches)?;
         columns.end()
     }
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
-fn reason_of_stream<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
-    reason.as_str().serialize(serializer)
-}
-
-fn reason_label<S: Serializer>(reason: &Option<Reason>, serializer: S) -> Result<S::Ok, S::Error> {
-    reason.map(Reason::as_str).serialize(serializer)
 }
 
 /// `outcome` and `reason`, with the same values as in the metrics.

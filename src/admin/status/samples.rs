@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::admin::metrics::ShownMetrics;
+use crate::admin::metrics::{ShownMetrics, unsigned};
 use crate::diagnosis::reasons::OutcomeClass;
 use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
 use rangecache_base::telemetry::{Outcome, Reason};
@@ -153,7 +153,6 @@ fn added_codes(now: &[CodeCounts], before: &[CodeCounts]) -> Vec<CodeCounts> {
 
 impl OpenWatches {
     fn now(metrics: &ShownMetrics) -> OpenWatches {
-        let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
         let memory = unsigned(metrics.proxy.watches.memory_streams());
         let counted: i64 = metrics.proxy.watches.etcd_streams().map(|(_, count)| count).sum();
         // With --watch-cache=off streams are counted only as calls in flight, and those in JSON not at all.

@@ -2,13 +2,16 @@
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
+use serde::{Serialize, Serializer};
+
 use crate::net::ClientAddress;
 
 /// Longest name that is kept, in bytes; the rest of a longer one is cut off.
 const MAX_NAME_BYTES: usize = 128;
 
 /// Origin of a client's name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ClientKind {
     /// Common name of the client's certificate, which was verified.
     Certificate,
@@ -38,10 +41,15 @@ impl ClientKind {
 
 /// Name of a connection's client: common name of its certificate, otherwise user of etcd, otherwise IP address.
 /// Cloning it copies no text.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ClientName {
     kind: ClientKind,
+    #[serde(serialize_with = "shared_text")]
     name: Arc<str>,
+}
+
+pub(super) fn shared_text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
 }
 
 impl ClientName {

@@ -5,9 +5,10 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 use tokio::time::Instant;
 
-use super::name::{ClientName, cut};
+use super::name::{ClientName, cut, shared_text};
 use crate::telemetry::metrics::{CallMethod, CallMetrics, Code, Source};
 use crate::{telemetry::Outcome, unix_time};
 
@@ -76,20 +77,36 @@ impl ClientRates {
     }
 }
 
-/// Figures of one client.
-#[derive(Clone, Debug)]
+impl Serialize for ClientRates {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut rates = serializer.serialize_struct("ClientRates", 4)?;
+        rates.serialize_field("calls_per_second", &self.calls)?;
+        rates.serialize_field("etcd_calls_per_second", &self.from_etcd)?;
+        rates.serialize_field("bytes_per_second", &self.bytes)?;
+        rates.serialize_field("cost", &self.cost())?;
+        rates.end()
+    }
+}
+
+/// Figures of one client. Counts are since the start.
+#[derive(Clone, Debug, Serialize)]
 pub struct ClientFigures {
-    /// Name of the client.
+    /// Name of the client, with its kind.
+    #[serde(flatten)]
     pub name: ClientName,
     /// Open connections; of a user of etcd those that had its token last.
     pub connections: u64,
-    /// Calls since the start.
-    pub calls: u64,
     /// Calls in flight.
+    #[serde(rename = "calls_in_flight")]
     pub in_flight: u64,
     /// Open Watch streams, part of the calls in flight.
     pub watches: u64,
-    /// Reads of ranges without a limit, and RangeStreams, since the start.
+    /// Rates at the last sample.
+    #[serde(flatten)]
+    pub rates: ClientRates,
+    /// Calls.
+    pub calls: u64,
+    /// Reads of ranges without a limit, and RangeStreams.
     pub lists: u64,
     /// Calls that memory answered.
     pub from_memory: u64,
@@ -102,11 +119,17 @@ pub struct ClientFigures {
     /// Bytes of responses.
     pub sent_bytes: u64,
     /// User agent of the newest connection.
+    #[serde(rename = "user_agent", serialize_with = "shared_text")]
     pub agent: Arc<str>,
-    /// Begin of the last call; `None` before the first one.
+    /// Begin of the last call, in JSON UTC, RFC 3339; `None` before the first one.
+    #[serde(serialize_with = "in_seconds")]
     pub last_seen: Option<SystemTime>,
-    /// Rates at the last sample.
-    pub rates: ClientRates,
+}
+
+#[allow(clippy::ref_option, reason = "serde passes references")]
+fn in_seconds<S: Serializer>(at: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+    let at = at.map(|at| humantime::format_rfc3339_seconds(at).to_string());
+    at.serialize(serializer)
 }
 
 impl ClientStats {
