@@ -8,7 +8,7 @@ use lean_h2::LeanError;
 
 use super::connection::{Connection, SendFailure};
 use super::outgoing::{BoxError, Outgoing};
-use super::response::UpstreamBody;
+use super::upstream_body::UpstreamBody;
 
 /// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]

@@ -18,8 +18,8 @@ use tonic::metadata::MetadataMap;
 
 use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::outgoing::{BoxError, Outgoing};
-use super::response::{UpstreamBody, unary_message};
 use super::standing::{Lineage, Peer};
+use super::upstream_body::{UpstreamBody, unary_message};
 use super::{credentials::Credentials, transport::Transport};
 
 /// Why a call got no response.
@@ -349,7 +349,7 @@ mod tests {
     use crate::class::{Client, Timeouts};
     use crate::fake::{Answer, FakeEtcd};
     use crate::testing::{SOON, open};
-    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES, response::is_reset};
+    use crate::{ConnectionClass, Lineage, MAX_SHORT_BYTES, upstream_body::is_reset};
 
     fn call(path: &str) -> Request<Outgoing> {
         let body = Outgoing::whole(Bytes::from_static(b"\0\0\0\0\0"));

@@ -11,7 +11,7 @@
 //! | `standing` | what a connection stands for: which history, since when; the rangecaches behind it |
 //! | `opening`, `channel` | how a connection is opened; a connection for tonic's clients |
 //! | `transport` | either client of a connection, and errors of connecting |
-//! | `response` | bodies of responses from hyper or `lean_h2`, the client of quorum checks and short calls; the message of a unary one |
+//! | `upstream_body` | bodies of responses of both; the message of a unary one of `lean_h2`, the client of quorum checks and short calls |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself, those that find out a member's health among them |
@@ -47,7 +47,6 @@ mod opening;
 mod outgoing;
 mod paging;
 mod pool;
-mod response;
 mod srv;
 mod standing;
 mod sync;
@@ -56,6 +55,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod upstream_body;
 
 pub use lean_h2::MAX_SHORT_BYTES;
 
@@ -81,8 +81,8 @@ pub use opening::open_once;
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit, pause_after};
 pub use pool::Upstream;
-pub use response::{UpstreamBody, is_reset};
 pub use srv::{SrvError, follow_srv};
 pub use standing::{EndpointPeer, Lineage, Standing, proven_header};
 pub use sync::follow_members;
 pub use transport::{ConnectError, NoEndpoint};
+pub use upstream_body::{UpstreamBody, is_reset};

@@ -1,4 +1,4 @@
-//! Responses: bodies from either client, and the message of a unary one.
+//! Bodies of etcd's responses, from either client, and the message of a unary response of `lean_h2`.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -95,7 +95,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Uri, header::TE};
     use lean_h2::Lean;
     use tokio::net::TcpStream;
-    use tokio_util::either::Either as Io;
+    use tokio_util::either::Either;
 
     use super::*;
     use crate::fake::FakeEtcd;
@@ -115,7 +115,7 @@ mod tests {
         let address = etcd.url.authority().to_string();
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        let (lean, driver) = Lean::new(Io::Left(Io::Left(stream)), Duration::from_secs(5));
+        let (lean, driver) = Lean::new(Either::Left(Either::Left(stream)), Duration::from_secs(5));
         let driver = tokio::spawn(driver);
         let uri = Uri::from_static("http://etcd:2379/etcdserverpb.KV/Range");
         let headers = HeaderMap::from_iter([(TE, HeaderValue::from_static("trailers"))]);
