@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use super::handles::Handles;
-use super::metrics::unsigned;
-use super::status::model::{
-    Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
-};
-use crate::diagnosis::format::{bytes, count, counted};
-use crate::diagnosis::reasons::explain_reason;
-use crate::diagnosis::{self, Finding, FindingId, Severity};
 use rangecache_base::telemetry::{Metrics, Outcome, Reason};
 use rangecache_base::unix_time;
 use rangecache_config::bounds::{self, Bound, Unit};
-use rangecache_mirror::UselessNeighbour;
-use rangecache_mirror::lineage::Auth;
+use rangecache_mirror::{UselessNeighbour, lineage::Auth};
+
+use super::status::model::{
+    Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
+};
+use super::{handles::Handles, metrics::unsigned};
+use crate::diagnosis::format::{bytes, count, counted};
+use crate::diagnosis::reasons::explain_reason;
+use crate::diagnosis::{self, Finding, FindingId, Severity};
 
 /// Days before its expiry from which on a certificate is a finding; the alert on it has as many.
 const FEW_DAYS_LEFT: i64 = 14;
@@ -507,9 +506,10 @@ fn budget(
 
 #[cfg(test)]
 mod tests {
+    use rangecache_base::telemetry::outcome::Read;
+
     use super::*;
     use crate::admin::status::model::{ImageStatus, OutcomeCount};
-    use rangecache_base::telemetry::outcome::Read;
 
     fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
         EndpointStatus {

@@ -2,19 +2,16 @@
 
 use std::sync::Arc;
 
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::metrics::ShownMetrics;
-use super::prefixes::Prefixes;
-use super::status::samples::{ReadCounts, Recent};
-use super::symptoms::Symptoms;
-use crate::reload::ReloadHandle;
 use rangecache_base::telemetry::Telemetry;
 use rangecache_config::LiveConfig;
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::Upstream;
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::status::samples::{ReadCounts, Recent};
+use super::{metrics::ShownMetrics, prefixes::Prefixes, symptoms::Symptoms};
+use crate::reload::ReloadHandle;
 
 /// Handles to mirrors, endpoints and telemetry, with the samples for the page.
 #[derive(Debug)]

@@ -1,14 +1,12 @@
 //! Memory of mirrors in figures and words: which of their values are plain, packed, or only in etcd.
 
-use serde::{Serialize, Serializer};
-
-use super::metrics::unsigned;
-use crate::diagnosis::format::bytes;
-use crate::diagnosis::reasons::explain_reason;
-use crate::diagnosis::{Finding, FindingId};
 use etcd_store::cache::Summary;
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::view::Mirror;
+use serde::{Serialize, Serializer};
+
+use super::metrics::unsigned;
+use crate::diagnosis::{Finding, FindingId, format::bytes, reasons::explain_reason};
 
 /// Memory of a mirror, in bytes.
 #[derive(Debug, Default, Serialize)]

@@ -1,19 +1,16 @@
 //! Prefixes of the mirrored keys: their sizes, and how often they are read, written and watched. Determined again when
 //! they are asked for, at most every few seconds.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use etcd_store::cache::Summary;
 use parking_lot::Mutex;
+use rangecache_base::telemetry::prefixes::PrefixCounts;
+use rangecache_mirror::{Mirrors, prefix_sizes};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::memory::prefix_size;
-use super::metrics::ShownMetrics;
-use etcd_store::cache::Summary;
-use rangecache_base::telemetry::prefixes::PrefixCounts;
-use rangecache_mirror::{Mirrors, prefix_sizes};
+use super::{memory::prefix_size, metrics::ShownMetrics};
 
 /// Shortest time between two determinations.
 const INTERVAL: Duration = Duration::from_secs(5);

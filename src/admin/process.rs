@@ -1,7 +1,6 @@
 //! Figures of the process, as the kernel has them: its host, CPU time, memory and descriptors.
 
-use std::fs;
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use serde::Serialize;
 

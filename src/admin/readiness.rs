@@ -1,10 +1,10 @@
 //! `/readyz`: readiness, and why reads are forwarded; `/servez`: whether new clients are served at all.
 
-use super::checks;
-use super::handles::Handles;
-use crate::diagnosis::{self, FindingId};
 use rangecache_base::telemetry::Reason;
 use rangecache_mirror::view::Mirror;
+
+use super::{checks, handles::Handles};
+use crate::diagnosis::{self, FindingId};
 
 /// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.
 pub(super) fn is_ready(handles: &Handles) -> bool {

@@ -2,16 +2,14 @@
 //! those that their clients have not read yet. A page or a set of metrics takes as long as a hundred reads of clients, and they are
 //! made by the same threads.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit};
-use tokio::time::{Instant, sleep_until};
-
 use rangecache_base::faults::{self, Fault};
 use rangecache_base::telemetry::metrics::Gauge;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::{Instant, sleep_until};
 
 /// Time between two renderings.
 const INTERVAL: Duration = Duration::from_millis(20);

@@ -3,10 +3,9 @@
 use std::io::Write as _;
 
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::GzEncoder;
-use http::header::HeaderName;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use flate2::{Compression, write::GzEncoder};
+use http::header::{self, HeaderName};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::Full;
 use serde::Serialize;
 

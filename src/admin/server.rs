@@ -1,40 +1,30 @@
 //! HTTP server: paths, and requests that change the process.
 
-use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use rangecache_base::memory;
 use rangecache_base::telemetry::metrics::{Gauge, gauge};
-use serde_json::json;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, MissedTickBehavior, timeout};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-
-use super::handles::Handles;
-use super::metrics::{AdminMetrics, ShownMetrics};
-use super::prefixes::Prefixes;
-use super::renderings::{Renderings, RequestPace};
-use super::responses::{CSS, HTML, JAVASCRIPT, JSON, TEXT, busy, not_allowed, text};
-use super::status::samples::{INTERVAL, ReadCounts, Recent};
-use super::symptoms::Symptoms;
-use super::{page, process, readiness, responses, status};
-use crate::reload::ReloadHandle;
-use rangecache_base::net::Transport;
-use rangecache_base::panics::restarting;
-use rangecache_base::telemetry::Telemetry;
-use rangecache_base::telemetry::exposition::Format;
-use rangecache_base::telemetry::state_changes::ChangeKind;
+use rangecache_base::telemetry::{Telemetry, exposition::Format, state_changes::ChangeKind};
+use rangecache_base::{memory, net::Transport, panics::restarting};
 use rangecache_config::LiveConfig;
 use rangecache_edge::browser::BrowserRules;
 use rangecache_edge::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache_mirror::Mirrors;
 use rangecache_upstream::Upstream;
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::metrics::{AdminMetrics, ShownMetrics};
+use super::renderings::{Renderings, RequestPace};
+use super::responses::{self, CSS, HTML, JAVASCRIPT, JSON, TEXT, busy, not_allowed, text};
+use super::status::samples::{INTERVAL, ReadCounts, Recent};
+use super::{handles::Handles, page, prefixes::Prefixes, process, readiness, status, symptoms::Symptoms};
+use crate::reload::ReloadHandle;
 
 /// Connections of operators and probes. The kubelet, Prometheus and a person need a few.
 const CONNECTIONS: ConnectionLimits = ConnectionLimits {

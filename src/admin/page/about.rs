@@ -2,8 +2,7 @@
 
 use maud::html;
 
-use super::parts::Section;
-use super::state::pair;
+use super::{parts::Section, state::pair};
 use crate::admin::status::model::{CertificateStatus, FlagStatus, Status};
 use crate::diagnosis::format::{bytes, count};
 

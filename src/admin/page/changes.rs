@@ -1,13 +1,12 @@
 //! The section of the page about what has changed last.
 
 use maud::{Markup, html};
-
-use super::parts::{Section, time_of};
-use crate::diagnosis::format::counted;
-use crate::diagnosis::reasons::explain_reason;
 use rangecache_base::telemetry::Reason;
 use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
 use rangecache_upstream::EndpointSource;
+
+use super::parts::{Section, time_of};
+use crate::diagnosis::{format::counted, reasons::explain_reason};
 
 /// Changes that are shown without opening the rest.
 const SHOWN: usize = 6;

@@ -3,8 +3,7 @@
 //! Time runs to the right, and the current time is at the right edge; a sample is one unit wide. Heights are parts of
 //! [`HEIGHT`].
 
-use std::fmt::Write as _;
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
 use maud::{Markup, html};
 

@@ -1,16 +1,15 @@
 //! The time that reads take, over time: from memory, and by etcd.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use maud::{Markup, html};
+use rangecache_base::telemetry::metrics::LatencyCounts;
 
 use super::charts::{self, Layer};
 use super::parts::{key, plot};
 use crate::admin::status::model::{Latency, Reads};
 use crate::admin::status::samples::{ReadLatency, ReadSample};
 use crate::diagnosis::format::duration;
-use rangecache_base::telemetry::metrics::LatencyCounts;
 
 /// Reads whose time is shown: title, class of their colours, and their counts.
 type Answered = (&'static str, &'static str, fn(&ReadLatency) -> &LatencyCounts);

@@ -161,16 +161,16 @@ fn sign(severity: Severity) -> &'static str {
 mod tests {
     use std::time::SystemTime;
 
+    use rangecache_base::telemetry::clients::{ClientFigures, ClientName, ClientRates};
+    use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
+    use rangecache_base::telemetry::{Outcome, Reason};
+
     use super::*;
-    use crate::admin::memory::MirrorMemory;
     use crate::admin::status::model::{
         Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
         OutcomeCount, Phase, Reads, SlowCall, StreamCount, WatchStatus,
     };
-    use crate::admin::status::samples::OpenWatches;
-    use rangecache_base::telemetry::clients::{ClientFigures, ClientName, ClientRates};
-    use rangecache_base::telemetry::state_changes::{ChangeKind, StateChange};
-    use rangecache_base::telemetry::{Outcome, Reason};
+    use crate::admin::{memory::MirrorMemory, status::samples::OpenWatches};
 
     const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
 

@@ -1,9 +1,9 @@
 //! Sections of the page about reads: rates and sources, why not from memory, and the slowest.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use maud::{Markup, html};
+use rangecache_base::telemetry::Outcome;
 
 use super::charts::{self, Layer};
 use super::latency;
@@ -12,7 +12,6 @@ use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{ReadCounts, ReadSample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
 use crate::diagnosis::reasons::{Explanation, OutcomeClass, describe_outcome, explain};
-use rangecache_base::telemetry::Outcome;
 
 /// Function that reads a counter of a sample.
 type Counter = fn(&ReadCounts) -> u64;

@@ -3,17 +3,16 @@
 use std::time::Duration;
 
 use maud::{Markup, html};
+use rangecache_base::telemetry::Reason;
+use rangecache_upstream::EndpointSource;
 
 use super::charts::{self, Layer};
 use super::parts::{Section, key, percent, plot};
 use crate::admin::status::model::{
     Budget, EndpointStatus, GateStatus, ImageStatus, MirrorStatus, Status, WatchStatus,
 };
-use crate::admin::status::samples::OpenWatches;
 use crate::diagnosis::format::{bytes, count, counted, duration, rate};
-use crate::diagnosis::reasons::explain_reason;
-use rangecache_base::telemetry::Reason;
-use rangecache_upstream::EndpointSource;
+use crate::{admin::status::samples::OpenWatches, diagnosis::reasons::explain_reason};
 
 pub(super) fn mirrors(status: &Status) -> Section {
     let cards = html! {
@@ -283,8 +282,7 @@ pub(super) fn gates(gates: &[GateStatus]) -> Section {
 mod tests {
     use super::*;
     use crate::admin::memory::MirrorMemory;
-    use crate::admin::status::model::AdoptedStatus;
-    use crate::admin::status::model::Stretch;
+    use crate::admin::status::model::{AdoptedStatus, Stretch};
 
     fn memory() -> MirrorMemory {
         MirrorMemory {

@@ -1,14 +1,13 @@
 //! Sections of the page that are tables: gRPC calls by code, prefixes and clients.
 
 use maud::{Markup, html};
+use rangecache_base::telemetry::clients::ClientFigures;
 
 use super::parts::{Section, table};
 use super::reads::window;
-use crate::admin::memory::size_in_words;
-use crate::admin::prefixes::PrefixStatus;
 use crate::admin::status::model::{CodeStatus, Status};
+use crate::admin::{memory::size_in_words, prefixes::PrefixStatus};
 use crate::diagnosis::format::{bytes, count, rate};
-use rangecache_base::telemetry::clients::ClientFigures;
 
 /// Title of a column, and its cell in the row of an item.
 type Column<T> = (&'static str, fn(&T) -> Markup);

@@ -7,25 +7,20 @@ pub(super) mod samples;
 
 use std::time::SystemTime;
 
+use rangecache_base::{memory, telemetry::state_changes::StateChange, unix_time};
+use rangecache_config::FlagOrigin;
+use rangecache_mirror::{metrics::ADOPTION_SOURCES, view::Mirror};
+use rangecache_upstream::{EndpointView, NoRangeStream};
 use tokio::time::Instant;
 
-use super::handles::Handles;
-use super::memory::MirrorMemory;
-use super::metrics::unsigned;
-use super::process::ProcessStatus;
-use super::{checks, readiness};
+use super::{
+    checks, handles::Handles, memory::MirrorMemory, metrics::unsigned, process::ProcessStatus, readiness,
+};
 use crate::diagnosis::format::role;
 use model::{
     AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status, StreamCount,
     Unlisted, WatchStatus,
 };
-use rangecache_base::memory;
-use rangecache_base::telemetry::state_changes::StateChange;
-use rangecache_base::unix_time;
-use rangecache_config::FlagOrigin;
-use rangecache_mirror::metrics::ADOPTION_SOURCES;
-use rangecache_mirror::view::Mirror;
-use rangecache_upstream::{EndpointView, NoRangeStream};
 use samples::OpenWatches;
 
 /// Clients on the page.
@@ -219,8 +214,9 @@ fn endpoint(view: &EndpointView) -> EndpointStatus {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
     use rangecache_base::telemetry::state_changes::ChangeKind;
+
+    use super::*;
 
     #[test]
     fn changes_of_both_lists_are_in_one_the_newest_first() {

@@ -2,22 +2,17 @@
 
 use std::sync::Arc;
 
-use serde::ser::SerializeStruct as _;
-use serde::{Serialize, Serializer};
-
-use super::samples::{INTERVAL, OpenWatches, ReadCounts, ReadLatency, ReadSample};
-use crate::admin::memory::MirrorMemory;
-use crate::admin::prefixes::PrefixStatus;
-use crate::admin::process::ProcessStatus;
-use crate::diagnosis::reasons::OutcomeClass;
-use crate::diagnosis::{Finding, Severity};
-use rangecache_base::telemetry::Reason;
-use rangecache_base::telemetry::clients::ClientFigures;
-use rangecache_base::telemetry::metrics::LatencyCounts;
-use rangecache_base::telemetry::outcome::Outcome;
-use rangecache_base::telemetry::state_changes::StateChange;
+use rangecache_base::telemetry::{
+    Reason, clients::ClientFigures, metrics::LatencyCounts, outcome::Outcome, state_changes::StateChange,
+};
 use rangecache_mirror::UselessNeighbour;
 use rangecache_upstream::{ClusterOfEndpoint, EndpointPeer};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
+
+use super::samples::{INTERVAL, OpenWatches, ReadCounts, ReadLatency, ReadSample};
+use crate::admin::{memory::MirrorMemory, prefixes::PrefixStatus, process::ProcessStatus};
+use crate::diagnosis::reasons::OutcomeClass;
+use crate::diagnosis::{Finding, Severity};
 
 /// Facts about the running process: all that findings are made from, and that the page shows.
 #[derive(Debug, Default, Serialize)]

@@ -1,15 +1,15 @@
 //! Reads and other counters over the samples, and the slowest reads.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use super::model::{CodeStatus, Latency, OutcomeCount, Phase, Reads, SlowCall, Stretch};
-use super::samples::{ReadCounts, ReadSample};
-use crate::diagnosis::reasons::OutcomeClass;
 use rangecache_base::telemetry::calls::Call;
 use rangecache_base::telemetry::metrics::{CodeCounts, Source};
 use rangecache_base::telemetry::outcome::{Kind, Outcome};
 use rangecache_mirror::Mirrors;
+
+use super::model::{CodeStatus, Latency, OutcomeCount, Phase, Reads, SlowCall, Stretch};
+use super::samples::{ReadCounts, ReadSample};
+use crate::diagnosis::reasons::OutcomeClass;
 
 /// Time over which rates are computed.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
@@ -187,10 +187,10 @@ fn phases(call: &Call) -> Vec<Phase> {
 mod tests {
     use std::time::SystemTime;
 
-    use super::*;
-    use rangecache_base::telemetry::Reason;
-    use rangecache_base::telemetry::calls::Revisions;
     use rangecache_base::telemetry::outcome::{Failure, Read};
+    use rangecache_base::telemetry::{Reason, calls::Revisions};
+
+    use super::*;
 
     fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<ReadSample> {
         Arc::new(ReadSample {

@@ -3,19 +3,17 @@
 //! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`ReadSample`]; there are never more
 //! than [`SAMPLES`] of them. Requests only increase the counters.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
+use rangecache_base::telemetry::{Outcome, Reason};
+use rangecache_mirror::{Mirrors, QuorumChecks};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::admin::metrics::{ShownMetrics, unsigned};
 use crate::diagnosis::reasons::OutcomeClass;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
-use rangecache_base::telemetry::{Outcome, Reason};
-use rangecache_mirror::{Mirrors, QuorumChecks};
 
 /// Time that one sample spans.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
@@ -217,8 +215,9 @@ impl KeptSamples {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rangecache_base::telemetry::outcome::Read;
+
+    use super::*;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
     const LOST: Outcome = Outcome::Forwarded(Reason::FeedLost);

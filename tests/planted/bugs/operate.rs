@@ -57,7 +57,7 @@ sleep_until(due.checked_sub(self.burst).unwrap_or(due)).await;
     Bug {
         name: "192-send-a-token-in-plain-text",
         what: "the token of --user goes to a neighbour without TLS",
-        test: "--lib config::flags::tests::token_is_not_sent_in_plain_text_beside_tls",
+        test: "--lib flags::tests::token_is_not_sent_in_plain_text_beside_tls",
         shows: "panicked at",
         changes: &[Change {
             item: "Config::validate",

@@ -6,7 +6,7 @@ pub(super) const BUGS: &[Bug] = &[
     Bug {
         name: "21-handover-at-p",
         what: "etcd continues a watcher with a revision that memory has sent",
-        test: "--lib proxy::watch::relay",
+        test: "--lib watch::relay",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
             item: "Relay::creates",
@@ -90,7 +90,7 @@ ChangeKind::Delete => !options.no_delete,
     Bug {
         name: "27-handover-skips-a-revision",
         what: "etcd continues a watcher one revision too late",
-        test: "--lib proxy::watch::relay",
+        test: "--lib watch::relay",
         shows: "watcher_zero_is_created_first_and_every_start_follows_what_was_sent .*FAILED",
         changes: &[Change {
             item: "Relay::creates",
@@ -101,7 +101,7 @@ ChangeKind::Delete => !options.no_delete,
     Bug {
         name: "28-relay-created",
         what: "the client gets the created of a watcher that etcd continues",
-        test: "--lib proxy::watch::relay",
+        test: "--lib watch::relay",
         shows: "created is not relayed",
         changes: &[Change {
             item: "Relay::created",
@@ -134,7 +134,7 @@ ChangeKind::Delete => !options.no_delete,
     Bug {
         name: "31-return-at-an-older-barrier",
         what: "a stream returns at the progress notification of an earlier request, which is older than one of its watchers",
-        test: "--lib proxy::watch::relay",
+        test: "--lib watch::relay",
         shows: "barrier_is_not_older_than_a_watcher_or_an_event .*FAILED",
         changes: &[Change {
             item: "Relay::is_barrier",

@@ -153,7 +153,7 @@ if self.limit.covers == LimitCovers::Body {
     Bug {
         name: "176-poll-the-socket-of-the-driver",
         what: "a call waits for the socket in the place of the driver, which then is not woken",
-        test: "--lib lean::tests::call_does_not_wait_for_the_socket_in_the_place_of_the_driver",
+        test: "--lib tests::call_does_not_wait_for_the_socket_in_the_place_of_the_driver",
         shows: "all requests arrive",
         changes: &[Change {
             item: "LeanConnection::write_now",

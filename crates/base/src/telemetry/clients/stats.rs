@@ -5,8 +5,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
-use serde::ser::SerializeStruct as _;
-use serde::{Serialize, Serializer};
+use serde::{Serialize, Serializer, ser::SerializeStruct as _};
 use tokio::time::Instant;
 
 use super::name::{ClientName, cut, shared_text};
