@@ -11,9 +11,9 @@ use rangecache_config::{
     Config, FlagsFile, FlagsFileError, Setting, check_names, effective, settings, summary, with_environment,
 };
 
-use crate::running::{CtlConfig, HealthConfig, StatusConfig};
-use crate::static_pod::{StaticPodAction, StaticPodConfig};
-use crate::{diff::DiffConfig, doctor::DoctorConfig};
+use rangecache_tools::running::{CtlConfig, HealthConfig, StatusConfig};
+use rangecache_tools::static_pod::{StaticPodAction, StaticPodConfig};
+use rangecache_tools::{diff::DiffConfig, doctor::DoctorConfig};
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;

@@ -5,7 +5,9 @@
 use std::process::ExitCode;
 
 use rangecache::cli::{self, Task};
-use rangecache::{diff, doctor, report::print, running, serve, static_pod};
+use rangecache::serve;
+use rangecache_report::output::print;
+use rangecache_tools::{diff, doctor, running, static_pod};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

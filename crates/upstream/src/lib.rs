@@ -22,7 +22,7 @@
 //! | `outgoing`, `backoff` | request bodies, pauses between attempts |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
-//! `mirror`, `proxy`, `admin`, `diagnosis` and `doctor` use it.
+//! `mirror`, `proxy`, `admin`, `report` and `doctor` use it.
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use clap::{Arg, Command};
-use rangecache::diagnosis::FindingId;
+use rangecache_report::FindingId;
 
 use super::{product, read, root};
 
@@ -254,11 +254,11 @@ fn every_finding_is_reported_by_the_rooms_that_it_names() {
         // Tests may name any.
         let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let name = path.strip_prefix(root()).unwrap().to_str().unwrap();
-        if name.starts_with("src/admin/") || name.starts_with("src/running/") {
+        if name.starts_with("crates/admin/") || name.starts_with("crates/tools/src/running/") {
             status.push_str(text);
-        } else if name.starts_with("src/doctor/") {
+        } else if name.starts_with("crates/tools/src/doctor/") {
             doctor.push_str(text);
-        } else if name.starts_with("src/diagnosis/") {
+        } else if name.starts_with("crates/report/") {
             shared.push_str(text);
         }
     }

@@ -7,7 +7,7 @@ pub(super) const BUGS: &[Bug] = &[
         name: "90-count-what-was-dropped",
         what: "a request of the admin port uses up its turn before it waits for it",
         test: "--lib requests_that_are_dropped_while_they_wait_cost_the_next_one_nothing",
-        shows: "panicked at src/admin/renderings.rs",
+        shows: "panicked at crates/admin/src/renderings.rs",
         changes: &[Change {
             item: "RequestPace::turn",
             find: "
@@ -113,7 +113,7 @@ sleep_until(due.checked_sub(self.burst).unwrap_or(due)).await;
         name: "250-forget-the-first-refused-reload",
         what: "a reload of the flags that is refused is no finding while its alert fires",
         test: "--lib counter_that_grows_is_found_until_its_time_is_over",
-        shows: "panicked at src/admin/symptoms.rs",
+        shows: "panicked at crates/admin/src/symptoms.rs",
         changes: &[Change {
             item: "Course::shows",
             find: "Condition::Grows(more_than) => grown > more_than,",
