@@ -221,8 +221,10 @@ func readMetrics(t *testing.T, folder string) string {
 	t.Helper()
 	text := ""
 	must(t, folder, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, ".rs") && (entry.Name() == "metrics.rs" || filepath.Base(filepath.Dir(path)) == "metrics") {
-			text += read(t, path)
+		if err == nil && strings.HasSuffix(path, ".rs") {
+			if source := read(t, path); strings.Contains(source, "metric_group!") {
+				text += source
+			}
 		}
 		return err
 	}))
