@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rangecache_base::net::Url;
 use tokio::{sync::watch, time::Instant};
 
-use super::{backoff::Backoff, calls::HEALTH_TIMEOUT, class::ConnectionClass, connection::Connection};
+use super::{backoff::Backoff, class::ConnectionClass, connection::Connection, health::HEALTH_TIMEOUT};
 
 /// Time for which a cluster that was left out is named.
 const NAMED_FOR: Duration = Duration::from_secs(600);

@@ -13,9 +13,9 @@ use rangecache_edge::tls::Connector;
 use tokio::{runtime::Handle, sync::Notify, time::Instant};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::calls::{HealthMonitor, StatusReport};
 use super::capabilities::{LowestVersion, NoRangeStream, Role, ServerCapabilities};
 use super::clusters::{Clusters, ConnectionSlot};
+use super::health::{HealthMonitor, StatusReport};
 use super::{
     backoff::Backoff, class::ConnectionClass, connection::Connection, credentials::Credentials,
     gates::Version, standing::EndpointPeer, transport::ConnectError,

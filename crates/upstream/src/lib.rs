@@ -14,7 +14,8 @@
 //! | `upstream_body` | bodies of responses of both; the message of a unary one of `lean_h2`, the client of quorum checks and short calls |
 //! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
-//! | `calls` | small calls that rangecache makes itself, those that find out a member's health among them |
+//! | `calls` | small calls that rangecache makes itself |
+//! | `health` | the status and the health of the member behind a connection |
 //! | [`gates`] | versions, and the list of version gates |
 //! | `capabilities` | known properties of a server, and roles of members |
 //! | `class` | classes of connections, their windows and timeouts |
@@ -42,6 +43,7 @@ mod flags;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub use lean_h2::fuzzing;
 pub mod gates;
+mod health;
 mod list;
 mod opening;
 mod outgoing;

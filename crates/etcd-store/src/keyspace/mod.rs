@@ -71,7 +71,8 @@ pub struct PrefixGroup {
     pub depth: usize,
 }
 
-/// Divides a range of keys into groups by the first `depth` parts of their keys.
+/// Divides a range of keys into groups by the first `depth` parts of their keys. Needs only the first key at or above a
+/// position and the number of keys from there on, which one `Range` with `limit` 1 returns; it makes no calls itself.
 #[derive(Debug)]
 pub struct PrefixGrouper {
     depth: usize,

@@ -322,6 +322,12 @@ fn suspended() -> Duration {
 }
 
 /// Checks of one history: each was sent later than the one before it, and proved a higher revision.
+///
+/// A check that was sent at some time and reported revision P proves that every write acknowledged before that time is
+/// at or below P. A view at P or later therefore lacks nothing that was acknowledged before the check was **sent**. When
+/// its response arrived proves nothing: etcd may have been written since. A progress notification proves nothing
+/// either, not even as the response to a request: a member reports its own revision, which lags behind the cluster's
+/// while the member is slow or cut off.
 #[derive(Debug, Default)]
 pub(super) struct Proofs(VecDeque<(SentAt, i64)>);
 

@@ -373,7 +373,8 @@ const MAX_COUNTS: u32 = 20;
 const COUNT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
-/// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
+/// [`MAX_COUNTS`] counts have been made, or `epoch` has ended. Until then a mirror over budget is out of service, and its reads are
+/// forwarded.
 pub(crate) async fn until_it_may_fit(
     set: &MirrorSet,
     upstream: &Upstream,

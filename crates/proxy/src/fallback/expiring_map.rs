@@ -137,7 +137,8 @@ const TTL: Duration = Duration::from_secs(60);
 /// Bound on the bytes of the requests.
 const MAX_BYTES: u64 = 256 << 10;
 
-/// Framed requests of lists that were too large.
+/// Framed requests of lists that were too large: for a while they are neither converted nor shared again, because etcd would
+/// read most of the response twice. They are forwarded, and flow control bounds their buffered bytes.
 #[derive(Debug)]
 pub(super) struct TooLarge(ExpiringMap<Bytes, ()>);
 
