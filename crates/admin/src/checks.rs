@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use rangecache_base::telemetry::{Metrics, Outcome, Reason};
+use rangecache_base::telemetry::{Metrics, Outcome, Reason, metrics::unsigned};
 use rangecache_base::unix_time;
 use rangecache_config::bounds::{self, Bound, Unit};
 use rangecache_mirror::{UselessNeighbour, lineage::Auth};
 
+use super::handles::Handles;
 use super::status::model::{
     Budget, CertificateStatus, EndpointStatus, GateStatus, MirrorStatus, Reads, Status,
 };
-use super::{handles::Handles, metrics::unsigned};
 use rangecache_report::format::{bytes, count, counted};
 use rangecache_report::reasons::explain_reason;
 use rangecache_report::{Finding, FindingId, Severity};

@@ -1,11 +1,10 @@
 //! Memory of mirrors in figures and words: which of their values are plain, packed, or only in etcd.
 
 use etcd_store::cache::Summary;
-use rangecache_base::telemetry::Reason;
+use rangecache_base::telemetry::{Reason, metrics::unsigned};
 use rangecache_mirror::view::Mirror;
 use serde::{Serialize, Serializer};
 
-use super::metrics::unsigned;
 use rangecache_report::{Finding, FindingId, format::bytes, reasons::explain_reason};
 
 /// Memory of a mirror, in bytes.

@@ -45,8 +45,3 @@ impl ShownMetrics {
         }
     }
 }
-
-/// Value of a gauge that is never negative.
-pub(super) fn unsigned(value: i64) -> u64 {
-    u64::try_from(value).unwrap_or(0)
-}

@@ -273,14 +273,14 @@ impl DiffConfig {
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Endpoint of the comparison.
-pub(super) struct Side {
+struct Side {
     name: &'static str,
     url: Url,
     connection: Arc<Connection>,
     /// Newest revision when the endpoint was connected.
-    pub(super) newest: i64,
+    newest: i64,
     /// Revision of every page.
-    pub(super) revision: i64,
+    revision: i64,
     /// First key of the next page; `None` after the last.
     next: Option<Bytes>,
     end: Bytes,
@@ -299,7 +299,7 @@ impl Side {
     ///
     /// # Errors
     /// What prevents that, in words.
-    pub(super) async fn open(
+    async fn open(
         name: &'static str,
         url: &Url,
         options: &DiffConfig,
@@ -357,7 +357,7 @@ impl Side {
     ///
     /// # Errors
     /// What prevents the next page, in words.
-    pub(super) async fn peek(&mut self) -> Result<Option<&Entry>, String> {
+    async fn peek(&mut self) -> Result<Option<&Entry>, String> {
         if self.page.is_empty()
             && let Some(key) = self.next.take()
         {
@@ -382,7 +382,7 @@ impl Side {
     }
 
     /// Takes the key of the last [`Side::peek`].
-    pub(super) fn take(&mut self) -> Option<Entry> {
+    fn take(&mut self) -> Option<Entry> {
         self.page.pop_front()
     }
 }

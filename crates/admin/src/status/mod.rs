@@ -7,15 +7,14 @@ pub(super) mod samples;
 
 use std::time::SystemTime;
 
-use rangecache_base::{memory, telemetry::state_changes::StateChange, unix_time};
+use rangecache_base::telemetry::{metrics::unsigned, state_changes::StateChange};
+use rangecache_base::{memory, unix_time};
 use rangecache_config::FlagOrigin;
 use rangecache_mirror::{metrics::ADOPTION_SOURCES, view::Mirror};
 use rangecache_upstream::{EndpointView, NoRangeStream};
 use tokio::time::Instant;
 
-use super::{
-    checks, handles::Handles, memory::MirrorMemory, metrics::unsigned, process::ProcessStatus, readiness,
-};
+use super::{checks, handles::Handles, memory::MirrorMemory, process::ProcessStatus, readiness};
 use model::{
     AdoptedStatus, EndpointStatus, FlagStatus, ImageStatus, MirrorStatus, Samples, Status, StreamCount,
     Unlisted, WatchStatus,

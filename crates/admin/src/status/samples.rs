@@ -6,13 +6,13 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source};
+use rangecache_base::telemetry::metrics::{CodeCounts, LatencyCounts, Source, unsigned};
 use rangecache_base::telemetry::{Outcome, Reason};
 use rangecache_mirror::{Mirrors, QuorumChecks};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::metrics::{ShownMetrics, unsigned};
+use crate::metrics::ShownMetrics;
 use rangecache_report::reasons::OutcomeClass;
 
 /// Time that one sample spans.

@@ -24,7 +24,8 @@ use bytes::Bytes;
 use etcd_store::cache::{Applied, AtError, Change, HistoryLimits, MemoryError, Store, Tree};
 use etcd_store::keyspace::scope::Scope;
 use parking_lot::Mutex;
-use rangecache_base::telemetry::{Reason, Telemetry, prefixes::PrefixCounters, state_changes::StateChanges};
+use rangecache_base::telemetry::{Reason, Telemetry, metrics::unsigned};
+use rangecache_base::telemetry::{prefixes::PrefixCounters, state_changes::StateChanges};
 use rangecache_upstream::Lineage;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -308,7 +309,7 @@ impl Mirror {
     /// Memory of keys and history, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        u64::try_from(self.metrics.memory_bytes.get()).unwrap_or(0)
+        unsigned(self.metrics.memory_bytes.get())
     }
 
     /// When the mirror was made.
@@ -369,7 +370,8 @@ pub enum ReaderEnd {
 /// Lineages that are kept: hubs are few, and each has another one after its restart.
 const MAX_LINEAGES: usize = 16;
 
-/// Lineages of one load's contents, the oldest first; of too many the newest.
+/// Lineages of one load's contents, the oldest first; of too many the newest. Where raft logs do not show a history, only contents
+/// show that it is the same under another number. Watchers continue in a lineage of their load's contents alone.
 #[derive(Debug, Default)]
 pub(crate) struct Lineages(VecDeque<Lineage>);
 

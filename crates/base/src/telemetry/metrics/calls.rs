@@ -4,7 +4,7 @@
 
 use std::{array, sync::OnceLock, time::Duration};
 
-use super::group::{Counter, Gauge};
+use super::group::{Counter, Gauge, unsigned};
 use super::methods::{CallMethod, Class, LatencyClass, METHOD_COUNT};
 use super::{By, Latency, LatencyCounts, MetricGroup, Registrar, metric_group};
 
@@ -298,7 +298,7 @@ impl CallMetrics {
     /// Open Watch streams, the JSON gateway's excepted.
     #[must_use]
     pub fn open_watches(&self) -> u64 {
-        u64::try_from(self.in_flight[Class::Watch as usize].get()).unwrap_or(0)
+        unsigned(self.in_flight[Class::Watch as usize].get())
     }
 
     fn in_flight_of(&self, method: Option<CallMethod>) -> &Gauge {

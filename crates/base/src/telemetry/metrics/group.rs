@@ -314,6 +314,12 @@ pub fn gauge(value: impl TryInto<i64>) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }
 
+/// Value of a gauge that is never negative.
+#[must_use]
+pub fn unsigned(value: i64) -> u64 {
+    value.try_into().unwrap_or(0)
+}
+
 /// Declares a group of metrics; see the description of this file.
 #[macro_export]
 macro_rules! metric_group {

@@ -29,6 +29,7 @@ pub use crate::metric_group;
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use group::{
     By, Counted, Counter, Declared, FloatCounter, FloatGauge, Gauge, MetricGroup, Registrar, Within, gauge,
+    unsigned,
 };
 pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
